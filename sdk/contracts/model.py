@@ -1,0 +1,163 @@
+"""ModelFamily: opens a model source and runs its forward pass. The core speaks token ids only."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import field, frozen
+
+from tokloom.sdk.contracts.ops import OpSet
+from tokloom.sdk.contracts.weights import CheckpointInfo, WeightMethod
+from tokloom.sdk.values.batches import ForwardBatch, Hidden, LayerSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class ModelCaps:
+    """What a family can do. `features`: hidden states after chosen layers can be captured."""
+
+    features: bool = False
+
+
+@frozen(kw_only=True)
+class ModelSource:
+    """Where a model comes from. Exactly one of `path` and `name` is set.
+
+    Attributes:
+        path: an existing folder or file.
+        name: a name that the family itself provides.
+        dtype: compute dtype; empty takes the checkpoint's.
+    """
+
+    path: Path | None = None
+    name: str = ""
+    dtype: str = ""
+
+
+@frozen(kw_only=True)
+class ModelSpec:
+    """What composition needs to know of a model, without its weights.
+
+    Attributes:
+        name: for people.
+        digest: of config and weights (names, sizes and times suffice for large files); part of cache keys.
+        layers: attention layers; index i of a layer in `layers[i].layer`.
+        vocab_size: ids run from 0 below it.
+        hidden_size: of `Hidden.last`.
+        max_tokens: context length.
+        eos_ids: ids that end a sequence.
+        bos_id: id that a prompt starts with, or -1.
+        dtype: compute dtype.
+        weight_bytes: estimate of what `load` will hold with plain weights.
+    """
+
+    name: str
+    digest: str
+    layers: tuple[LayerSpec, ...]
+    vocab_size: int
+    hidden_size: int
+    max_tokens: int
+    eos_ids: tuple[int, ...]
+    bos_id: int
+    dtype: str
+    weight_bytes: int
+    checkpoint: CheckpointInfo = field(factory=lambda: CheckpointInfo("", {}, {}), repr=False)
+
+
+class AttentionCall(Protocol):
+    """What a forward pass calls for every layer, in order: writes k and v, attends, returns `[T, q_heads, head_v]`."""
+
+    def __call__(self, layer: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor": ...
+
+
+@frozen
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Thread-safe."""
+
+    def encode(self, text: str, *, add_special: bool) -> Sequence[int]:
+        """Ids of `text`; with `add_special` the model's usual leading token, never doubled."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        """Text of `ids`; invalid UTF-8 becomes U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes a token adds to the text, special tokens as their text."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that are not text."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
+        """Ids of a conversation through the model's chat template (sandboxed)."""
+        ...
+
+
+class LoadedModel(Protocol):
+    """A model with weights. Stateless between calls."""
+
+    def forward(self, batch: ForwardBatch, attention: AttentionCall, ops: OpSet) -> Hidden:
+        """One pass over `[T]` rows of several sequences."""
+        ...
+
+    def logits(self, hidden: "Tensor") -> "Tensor":
+        """`[R, H] -> [R, V]` float32 (float64 from float64) for chosen rows of `Hidden.last`."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights held."""
+        ...
+
+
+class Model(Protocol):
+    """An opened source: metadata is read and checked, weights are not."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None when the source carries no tokenizer: the model is used with token ids only."""
+        ...
+
+    def load(self, weights: WeightMethod, device: str, progress: "Progress") -> LoadedModel:
+        """Read weights. Missing, extra or misshapen tensors raise CheckpointError naming them."""
+        ...
+
+
+class Progress(Protocol):
+    """Told how far loading is. Called on the loading thread."""
+
+    def __call__(self, done: int, total: int, what: str) -> None: ...
+
+
+class ModelFamily(Protocol):
+    """A family of architectures."""
+
+    def claims(self, source: ModelSource) -> bool:
+        """Whether `open` could read the source. Cheap: looks at names and at most a header."""
+        ...
+
+    def open(self, source: ModelSource) -> Model:
+        """Read and check metadata. Raises CheckpointError naming file and key."""
+        ...
+
+    def names(self) -> Mapping[str, str]:
+        """Models this family provides by name -> one line about each; usually empty."""
+        ...

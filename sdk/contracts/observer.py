@@ -1,0 +1,24 @@
+"""Observer: is told numbers after each commit. Nothing it does can reach the engine."""
+
+from typing import Protocol
+
+from attrs import frozen
+
+from tokloom.sdk.values.stats import RequestStats, StepStats
+
+
+@frozen(kw_only=True)
+class ObserverCaps:
+    """Observers have no options the core cares about."""
+
+
+class Observer(Protocol):
+    """Called on the loop thread after commit; an exception is counted and ignored. Must not block."""
+
+    def on_step(self, stats: StepStats) -> None: ...
+
+    def on_request(self, stats: RequestStats) -> None: ...
+
+    def close(self) -> None:
+        """The engine closes. Idempotent."""
+        ...

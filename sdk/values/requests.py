@@ -1,0 +1,182 @@
+"""What a caller asks for: segments, sampling parameters, scope, objectives."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from attrs import field, frozen
+
+SeqId = int
+Task = Literal["generate", "score"]
+
+
+@frozen
+class Scope:
+    """What must match, besides the tokens, for KV to be shared between two requests.
+
+    Attributes:
+        salt: a tenant's secret; different salts never share KV.
+        adapter: content digest of the adapter in use, never its name.
+        media: content digests of embedded media, in order.
+    """
+
+    salt: str = ""
+    adapter: str = ""
+    media: tuple[str, ...] = ()
+
+
+@frozen
+class TokenSegment:
+    """A run of token ids. A prompt is a sequence of segments; later kinds of segment carry embeddings."""
+
+    ids: tuple[int, ...] = field(converter=tuple)
+
+
+@frozen
+class Objectives:
+    """Service objectives in seconds; None means no objective. `deadline` counts from arrival and ends the request."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    deadline: float | None = None
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Order of application: processors, logit bias, bad words, penalties, grammar, temperature,
+    top-k, top-p, min-p.
+
+    Attributes:
+        max_tokens: tokens to generate at the most; 0 computes the prompt only.
+        min_tokens: end-of-sequence and stop ids are masked before this many tokens.
+        temperature: 0 is greedy (argmax, lowest id on ties).
+        top_k: keep the k most likely; 0 keeps all.
+        top_p: keep the smallest set whose probability reaches p (the token that crosses p stays).
+        min_p: drop tokens below `min_p * max probability`.
+        repetition_penalty: logits of tokens seen in prompt or output are divided (positive) or multiplied (negative).
+        presence_penalty, frequency_penalty: subtracted once, or per occurrence in the output.
+        logit_bias: token id -> added to its logit.
+        bad_words: token sequences whose last token is masked when the others precede it.
+        stop_token_ids: ids that end the sequence besides the model's own.
+        ignore_eos: the model's own end-of-sequence ids do not end the sequence.
+        seed: makes the draw reproducible whatever else runs; None takes a fresh one.
+        n: sequences to draw from the same prompt.
+        logprobs: how many most likely alternatives to report per generated token (0: only the chosen one).
+        prompt_logprobs: the same per prompt token.
+        processors: names of logits offers that this request uses, in order; the profile must allow them.
+        grammar: (name of a grammar offer, its specification) or None.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processors: tuple[str, ...] = ()
+    grammar: tuple[str, str] | None = None
+
+
+@frozen(kw_only=True)
+class Request:
+    """One immutable request, token ids only. Validation against a model happens when an engine admits it.
+
+    Attributes:
+        request_id: unique among the live requests of one engine.
+        segments: the prompt; at least one token in all.
+        task: `generate` draws tokens; `score` reports the log-probability of each prompt token and draws none.
+        priority: larger is more urgent.
+        tenant: whom fairness counts for.
+    """
+
+    request_id: str
+    segments: tuple[TokenSegment, ...]
+    sampling: SamplingParams = field(factory=SamplingParams)
+    task: Task = "generate"
+    priority: int = 0
+    tenant: str = ""
+    objectives: Objectives = field(factory=Objectives)
+    scope: Scope = field(factory=Scope)
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """All token ids of the prompt, in order."""
+        if len(self.segments) == 1:
+            return self.segments[0].ids
+        return tuple(token for segment in self.segments for token in segment.ids)
+
+
+class SequenceView(Protocol):
+    """A live, read-only window on a sequence that the core owns. Values change between calls, never during one.
+
+    `num_computed <= num_scheduled <= num_allocated`; with nothing in flight `num_computed == num_scheduled`.
+    """
+
+    @property
+    def seq_id(self) -> SeqId:
+        """Unique for the life of the engine, never reused."""
+        ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def child(self) -> int:
+        """Which of the request's `n` sequences this is, from 0."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and committed output. Do not keep or change it."""
+        ...
+
+    @property
+    def num_prompt(self) -> int: ...
+
+    @property
+    def num_computed(self) -> int:
+        """Leading tokens whose KV is committed."""
+        ...
+
+    @property
+    def num_scheduled(self) -> int:
+        """Leading positions that launched spans cover, drafts included."""
+        ...
+
+    @property
+    def num_allocated(self) -> int:
+        """Leading positions that have pages."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Upper bound of the tokens that spans in flight may still append."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Bumped by every abort and preemption; results of an older epoch are dropped."""
+        ...
+
+    @property
+    def arrival(self) -> float:
+        """Seconds on the engine's clock."""
+        ...
+
+    @property
+    def first_token(self) -> float:
+        """Seconds on the engine's clock when the first token was committed; negative before."""
+        ...
+
+    @property
+    def preemptions(self) -> int: ...
