@@ -1,7 +1,7 @@
 """Offer: how a plugin package says what it has. A hook returns offers and does nothing else."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 import pluggy
 from attrs import field, frozen
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokloom.sdk.contracts.speculator import SpeculatorCaps
     from tokloom.sdk.contracts.weights import WeightCaps
 
-    Capabilities = (
+    Capabilities: TypeAlias = (
         AllocatorCaps
         | AttentionCaps
         | CodecCaps

@@ -1,6 +1,12 @@
 """Proposed tokens and how they fared."""
 
+from collections.abc import Iterable
+
 from attrs import field, frozen
+
+
+def _ints(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
 
 
 @frozen
@@ -15,14 +21,15 @@ class Draft:
             may be used. False: proposals are verified by matching.
     """
 
-    tokens: tuple[int, ...] = field(converter=tuple)
-    parents: tuple[int, ...] = field(converter=tuple)
+    tokens: tuple[int, ...] = field(converter=_ints)
+    parents: tuple[int, ...] = field(converter=_ints)
     sampled: bool = False
 
     @classmethod
-    def chain(cls, tokens: "tuple[int, ...] | list[int]", *, sampled: bool = False) -> "Draft":
+    def chain(cls, tokens: Iterable[int], *, sampled: bool = False) -> "Draft":
         """Tokens one after another."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), sampled)
+        ids = tuple(tokens)
+        return cls(ids, tuple(range(-1, len(ids) - 1)), sampled)
 
     @property
     def is_chain(self) -> bool:

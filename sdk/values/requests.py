@@ -1,12 +1,16 @@
 """What a caller asks for: segments, sampling parameters, scope, objectives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from attrs import field, frozen
 
 SeqId = int
 Task = Literal["generate", "score"]
+
+
+def _ints(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
 
 
 @frozen
@@ -28,7 +32,7 @@ class Scope:
 class TokenSegment:
     """A run of token ids. A prompt is a sequence of segments; later kinds of segment carry embeddings."""
 
-    ids: tuple[int, ...] = field(converter=tuple)
+    ids: tuple[int, ...] = field(converter=_ints)
 
 
 @frozen
