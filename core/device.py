@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from attrs import frozen
+from numpy.typing import NDArray
 
 from tokloom.sdk import CompositionError, DeviceInfo
 
@@ -98,6 +100,11 @@ class Device:
     def torch_device(self) -> torch.device:
         return torch.device(self.info.name)
 
+    def upload(self, array: "NDArray[np.generic]") -> torch.Tensor:
+        """The array as a tensor on the device; in host memory it is shared, not copied."""
+        tensor = torch.from_numpy(array)
+        return tensor if self.info.type == "cpu" else tensor.to(self.info.name, non_blocking=True)
+
     def dtype(self, name: str) -> torch.dtype:
         """The torch dtype called `name`."""
         return TORCH_DTYPES[name]
@@ -117,6 +124,11 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
         "uint8",
     )
 }
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy in host memory, safe to keep."""
+    return tensor.to("cpu", copy=True).contiguous()
 
 
 def resolve(name: str, threads: int = 0) -> Device:

@@ -1,10 +1,34 @@
-"""EngineCore: one step loop over sequences, token ids in and out."""
+"""EngineCore: one step loop over sequences, token ids in and out.
 
+One step at depth 0 (at depth 1 the oldest launch is committed while the newest runs):
+
+    inbox -> tiers.poll -> policy.order -> drafts -> lookup, admit, chunk -> allocate -> freeze plan
+                                                                                            |
+          runner (stream order):  ends, begins, table deltas, page ops, forward, sample, match, move
+                                                                                            |
+    drop stale -> advance -> fork -> append, stop -> truncate -> publish -> slide -> finish -> ingest -> observe
+"""
+
+import secrets
+import threading
+from collections import deque
 from collections.abc import Callable
 
+from tokloom.core.commit import Committer
 from tokloom.core.composition import Composition
+from tokloom.core.device import Handle
 from tokloom.core.events import OutputEvent
-from tokloom.sdk import Request
+from tokloom.core.plan import StepPlan
+from tokloom.core.planner import Planner
+from tokloom.core.pools import PagePools
+from tokloom.core.runner import Runner, StepResult
+from tokloom.core.sampling import validate
+from tokloom.core.sequence import Sequence
+from tokloom.core.state import EngineState
+from tokloom.sdk import CapacityError, PluginFault, Request, RequestError, SchedEvent
+
+#: how long a step without anything to launch waits for a tier before it returns, seconds
+NAP = 0.005
 
 
 def _no_progress(done: int, total: int, what: str) -> None:
@@ -20,38 +44,272 @@ class EngineCore:
     """
 
     def __init__(self, composition: Composition, *, progress: Callable[[int, int, str], None] = _no_progress) -> None:
-        raise NotImplementedError
+        self.composition = composition
+        self._context = composition.context
+        self._now = composition.context.now
+        device = composition.device
+        model = composition.model.load(composition.weights.plugin, device.info.name, progress)
+        self.pools = PagePools(composition.layout, device, composition.codec.plugin)
+        composition.context.bind_pages(self.pools)
+        self.runner = Runner(composition, model, self.pools)
+        self.state = EngineState(composition, self.runner, self._now)
+        self._planner = Planner(self.state)
+        self._committer = Committer(self.state, self._planner.controller)
+        self._in_flight: deque[tuple[StepPlan, Handle[StepResult], float, float]] = deque()
+        self._lock = threading.Lock()
+        self._inbox: list[tuple[Request, float]] = []
+        self._aborts: list[str] = []
+        self._known: set[str] = set()
+        self._seeded = 0
+        self._audited = True
+        self._audit_after = 0.0
+        self._closed = False
+        self._broken: PluginFault | None = None
+
+    # -- any thread ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if it is invalid, CapacityError if the queue is full or the request can
-        never fit; nothing is kept in either case.
+        """Queue a request. Raises RequestError if it is invalid and CapacityError if the queue is full; nothing is kept
+        in either case. A request that can never fit the pools ends with a CapacityError in its first event.
         """
-        raise NotImplementedError
+        self._validate(request)
+        with self._lock:
+            if self._closed:
+                raise CapacityError("the engine is closed", subject=f"request {request.request_id!r}")
+            if request.request_id in self._known:
+                raise RequestError(
+                    "a request with this id is live",
+                    subject=f"request {request.request_id!r}",
+                    remedy="Use a fresh request_id",
+                )
+            waiting = len(self._inbox) + len(self.state.waiting)
+            limit = self.composition.settings.max_waiting
+            if waiting >= limit:
+                raise CapacityError(
+                    f"{waiting} sequences are waiting and the limit is {limit}",
+                    subject=f"request {request.request_id!r}",
+                    remedy="Retry later, or raise engine.max_waiting",
+                )
+            self._known.add(request.request_id)
+            self._inbox.append((request, self._now()))
+        self._context.wake()
 
     def abort(self, request_id: str) -> bool:
         """Ask for the end of all sequences of a request; False if it is not live. Their last events say `abort`."""
-        raise NotImplementedError
+        with self._lock:
+            if request_id not in self._known:
+                return False
+            self._aborts.append(request_id)
+        self._context.wake()
+        return True
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until `add`, `abort` or a plugin wakes the engine, at most `timeout` seconds."""
+        self._context.wait(timeout)
+
+    # -- loop thread -----------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do: live sequences, launches in flight, transfers, pending operations."""
+        state = self.state
+        return bool(
+            self._inbox
+            or self._aborts
+            or state.live
+            or state.events
+            or self._in_flight
+            or state.tiers.active
+            or state.ends
+            or state.allocator.pending_ops()
+        )
 
     def stop(self, request_id: str, child: int) -> None:
         """End one sequence as if it had met a stop id: for callers that look for stop strings. Loop thread only.
 
         The sequence's last event, with finish reason `stop`, comes with the next `step`.
         """
-        raise NotImplementedError
+        seq = self.state.requests.get(request_id, {}).get(child)
+        if seq is not None:
+            self.state.finish(seq, "stop")
 
     def step(self) -> list[OutputEvent]:
-        """Do one step of work; may return nothing while a tier is loading."""
-        raise NotImplementedError
+        """Do one step of work; may return nothing while a tier is loading.
 
-    @property
-    def busy(self) -> bool:
-        """Whether `step` has anything to do: live sequences, launches in flight, transfers, pending operations."""
-        raise NotImplementedError
+        Raises PluginFault when an allocator breaks: page ownership is lost then, and every later call raises it again.
+        """
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._step()
+        except PluginFault as fault:
+            self._broken = fault
+            raise
+        events, self.state.events = self.state.events, []
+        for event in events:
+            if event.finish_reason is not None and event.request_id not in self.state.requests:
+                with self._lock:
+                    self._known.discard(event.request_id)
+        return events
 
-    def wait(self, timeout: float) -> None:
-        """Sleep until `add`, `abort` or a plugin wakes the engine, at most `timeout` seconds."""
-        raise NotImplementedError
+    def _step(self) -> None:
+        self._take_inbox()
+        self._expire()
+        for seq, tokens, complete in self.state.tiers.poll():
+            self._committer.loaded(seq, tokens, complete)
+        depth = self.composition.settings.depth
+        started = self._now()
+        plan = self._planner.plan(len(self._in_flight))
+        if plan is not None:
+            self._audited = False
+            handle = self.runner.launch(plan)
+            self._in_flight.append((plan, handle, started, self._now()))
+        if self._in_flight and (plan is None or len(self._in_flight) > depth):
+            self._commit_oldest()
+        elif plan is None:
+            self._idle()
+
+    def _commit_oldest(self) -> None:
+        plan, handle, started, launched = self._in_flight.popleft()
+        try:
+            result = handle.result()
+        except Exception as error:
+            self.state.faults.record("runner", f"step {plan.step}", error)
+            self._committer.fail(plan, error)
+            return
+        self._committer.commit(plan, result, started, launched)
+
+    def _idle(self) -> None:
+        """Nothing to launch, nothing in flight."""
+        state = self.state
+        if state.live or state.tiers.active:
+            if not state.events:
+                self._context.wait(NAP)
+            return
+        if state.ends:
+            self._flush_rows()
+        if not self._audited and self._now() >= self._audit_after:
+            begun = self._now()
+            state.allocator.audit()
+            self._audited = True
+            self._audit_after = self._now() + 20 * (self._now() - begun)
+
+    def _flush_rows(self) -> None:
+        """Let the runner forget sequences that ended after the last plan."""
+        state = self.state
+        state.launched += 1
+        plan = StepPlan(step=state.launched, spans=(), ends=tuple(state.ends))
+        state.ends, state.deltas = [], []
+        self.runner.launch(plan).result()
+        state.settled = state.launched
+        state.allocator.settle(state.launched)
+        state.tiers.settle(state.launched)
+
+    def _take_inbox(self) -> None:
+        with self._lock:
+            fresh, self._inbox = self._inbox, []
+            aborts, self._aborts = self._aborts, []
+        for request, arrival in fresh:
+            seed = request.sampling.seed
+            if seed is None:
+                seed = self._fresh_seed()
+            seq = self.state.create(request, 0, list(request.prompt_ids), arrival, seed)
+            self.state.waiting[seq.seq_id] = seq
+            self.state.policy.observe(SchedEvent(kind="arrived", at=arrival, seq_id=seq.seq_id))
+        for request_id in aborts:
+            for seq in list(self.state.requests.get(request_id, {}).values()):
+                self.state.finish(seq, "abort")
+
+    def _fresh_seed(self) -> int:
+        base = self.composition.settings.seed
+        if base is None:
+            return secrets.randbits(62)
+        self._seeded += 1
+        return (base * 1_000_003 + self._seeded) & ((1 << 62) - 1)
+
+    def _expire(self) -> None:
+        now = self._now()
+        expired: list[Sequence] = []
+        for seq in self.state.live.values():
+            deadline = seq.request.objectives.deadline
+            if deadline is not None and now - seq.arrival > deadline:
+                expired.append(seq)
+        for seq in expired:
+            self.state.finish(seq, "deadline")
 
     def close(self) -> None:
         """End every sequence (events are dropped), close plugins, free memory. Idempotent."""
-        raise NotImplementedError
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        while self._in_flight:
+            try:
+                self._in_flight.popleft()[1].result()
+            except Exception as error:
+                self.state.faults.record("runner", "close", error)
+        for seq in list(self.state.live.values()):
+            self.state.finish(seq, "abort")
+        self.state.events.clear()
+        self.state.tiers.close()
+        for part in self.composition.observers:
+            try:
+                part.plugin.close()
+            except Exception as error:
+                self.state.faults.record(part.id, "close", error)
+        self._context.close()
+
+    # -- validation ------------------------------------------------------------------------------------------------
+
+    def _validate(self, request: Request) -> None:
+        subject = f"request {request.request_id!r}"
+        spec = self.composition.model.spec
+        settings = self.composition.settings
+        prompt = request.prompt_ids
+        if not prompt:
+            raise RequestError("the prompt has no tokens", subject=subject, remedy="Give at least one token")
+        for position, token in enumerate(prompt):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < spec.vocab_size:
+                raise RequestError(
+                    f"prompt token {position} is {token!r}",
+                    subject=subject,
+                    remedy=f"Token ids of {spec.name} are integers from 0 to {spec.vocab_size - 1}",
+                )
+        validate(request.sampling, spec.vocab_size, subject)
+        room = settings.max_model_tokens - (1 if request.task == "generate" and request.sampling.max_tokens else 0)
+        if len(prompt) > room:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and at most {room} fit the context",
+                subject=subject,
+                remedy="Shorten the prompt, or raise engine.max_model_tokens if the model allows it",
+            )
+        if request.task not in ("generate", "score"):
+            raise RequestError(f"unknown task {request.task!r}", subject=subject, remedy="Use generate or score")
+        if request.task == "score" and request.sampling.n != 1:
+            raise RequestError("scoring draws nothing, so n must be 1", subject=subject)
+        deadline = request.objectives.deadline
+        if deadline is not None and not deadline > 0:
+            raise RequestError(f"the deadline is {deadline!r}", subject=subject, remedy="Use seconds above 0, or None")
+        self._validate_plugins(request, subject)
+
+    def _validate_plugins(self, request: Request, subject: str) -> None:
+        composition = self.composition
+        for name in request.sampling.processors:
+            if name not in composition.processors:
+                allowed = ", ".join(sorted(composition.processors)) or "none"
+                raise RequestError(
+                    f"the profile allows no logits processor {name!r}", subject=subject, remedy=f"Allowed: {allowed}"
+                )
+        if request.sampling.grammar is None:
+            return
+        name, specification = request.sampling.grammar
+        if name not in composition.grammars:
+            allowed = ", ".join(sorted(composition.grammars)) or "none"
+            raise RequestError(f"the profile allows no grammar {name!r}", subject=subject, remedy=f"Allowed: {allowed}")
+        spec = composition.model.spec
+        try:
+            composition.grammars[name].start(specification, spec.vocab_size, spec.eos_ids)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise PluginFault(f"start raised {type(error).__name__}: {error}", subject=f"logits.{name}") from error

@@ -144,7 +144,7 @@ class Model(Protocol):
 class Progress(Protocol):
     """Told how far loading is. Called on the loading thread."""
 
-    def __call__(self, done: int, total: int, what: str) -> None: ...
+    def __call__(self, done: int, total: int, what: str, /) -> None: ...
 
 
 class ModelFamily(Protocol):

@@ -1,0 +1,213 @@
+"""Attend: what a model calls per layer: write keys and values, run the kernel over every segment, merge."""
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from tokloom.core.batch import StepRows, segments
+from tokloom.core.composition import Composition
+from tokloom.core.pools import PagePools
+from tokloom.core.rows import Rows
+from tokloom.sdk import (
+    AttentionKernel,
+    AttnBatch,
+    AttnParams,
+    AttnPlan,
+    KVWriter,
+    LayerwiseConnector,
+    Pages,
+    Transform,
+    TransformingCodec,
+)
+
+
+class ScratchArena:
+    """Implements `tokloom.sdk.Workspace`: one growing buffer, handed out piecewise within a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def reset(self) -> None:
+        """Everything taken before may be overwritten."""
+        self._used = 0
+
+    def take(self, nbytes: int) -> Tensor:
+        begin = -(-self._used // 64) * 64
+        if begin + nbytes > self._buffer.numel():
+            self._buffer = torch.empty(
+                max(2 * nbytes, 2 * self._buffer.numel()), dtype=torch.uint8, device=self._device
+            )
+            begin = 0
+        self._used = begin + nbytes
+        return self._buffer[begin : begin + nbytes]
+
+
+@frozen
+class _Layer:
+    """What one layer needs, bound once."""
+
+    layer: int
+    params: AttnParams
+    group: int
+    pages: tuple[Pages, ...]
+    q_transform: Transform | None
+    o_transform: Transform | None
+
+
+@frozen
+class _Piece:
+    """Spans that one kernel takes: rows `[lo, hi)` and its batches and plans."""
+
+    kernel: AttentionKernel
+    lo: int
+    hi: int
+    batches: dict[int, list[AttnBatch]]
+    plans: dict[tuple[int, AttnParams], list[AttnPlan]]
+
+
+class Attend:
+    """Implements `tokloom.sdk.AttentionCall`. `prepare` once per step, then called once per layer."""
+
+    def __init__(self, composition: Composition, rows: Rows, pools: PagePools) -> None:
+        self._composition = composition
+        self._rows = rows
+        self._decode = composition.decode
+        self._prefill = composition.prefill
+        self._one_kernel = composition.decode.plugin is composition.prefill.plugin and composition.decode.caps.mixed
+        self._groups = [group for group in composition.layout.groups if group.owner == "model"]
+        self._layers = self._bind_layers(pools)
+        self._needed = list({(layer.group, layer.params): None for layer in self._layers.values()})
+        self._append = composition.codec.plugin.append
+        self._writer: KVWriter | None = composition.prefill.plugin if composition.writer else None  # type: ignore[assignment]
+        self._layerwise: list[LayerwiseConnector] = [
+            part.plugin  # type: ignore[misc]  # capability `layerwise`
+            for part in composition.connectors
+            if part.caps.layerwise
+        ]
+        self._workspace = ScratchArena(composition.device.torch_device)
+        self._exact = composition.settings.depth == 0
+        self._pieces: list[_Piece] = []
+        self._slots: dict[int, Tensor] = {}
+        self._step = 0
+
+    def _bind_layers(self, pools: PagePools) -> dict[int, _Layer]:
+        composition = self._composition
+        transforming: TransformingCodec | None = None
+        if composition.codec.caps.transforms and not composition.decode.caps.applies_transforms:
+            transforming = composition.codec.plugin  # type: ignore[assignment]
+        by_layer = {spec.layer: spec for spec in composition.model.spec.layers}
+        layers: dict[int, _Layer] = {}
+        for group in self._groups:
+            main = pools.layers(group.id, "main")
+            opens = pools.layers(group.id, "open") if group.open is not None else main
+            for index, number in enumerate(group.layers):
+                pages = (main[index],) if group.open is None else (main[index], opens[index])
+                layers[number] = _Layer(
+                    number,
+                    by_layer[number].params,
+                    group.id,
+                    pages,
+                    transforming.q_transform(number) if transforming else None,
+                    transforming.o_transform(number) if transforming else None,
+                )
+        return layers
+
+    def prepare(self, number: int, step: StepRows) -> None:
+        """Plan attention for a step: once per kernel, group, segment and parameter set."""
+        self._step = number
+        self._workspace.reset()
+        self._pieces = [self._piece(kernel, step, first, last) for kernel, first, last in self._split(step)]
+        self._slots = {
+            group.id: self._pieces[0].batches[group.id][0].slots
+            if len(self._pieces) == 1
+            else torch.cat([piece.batches[group.id][0].slots for piece in self._pieces])
+            for group in self._groups
+        }
+
+    def _split(self, step: StepRows) -> list[tuple[AttentionKernel, int, int]]:
+        if self._one_kernel:
+            return [(self._decode.plugin, 0, step.size)]
+        verify_on_decode = "verify" in self._decode.caps.phases
+        middle = step.num_decode + step.num_verify
+        cuts = [(self._decode, 0, step.num_decode)]
+        cuts.append((self._decode if verify_on_decode else self._prefill, step.num_decode, middle))
+        cuts.append((self._prefill, middle, step.size))
+        return [(part.plugin, first, last) for part, first, last in cuts if last > first]
+
+    def _piece(self, kernel: AttentionKernel, step: StepRows, first: int, last: int) -> _Piece:
+        caps = (self._decode if kernel is self._decode.plugin else self._prefill).caps
+        trim = "segments" in caps.features
+        device = self._composition.device
+        batches = {
+            group.id: segments(device, self._rows, group, step, first, last, trim=trim, exact=self._exact)
+            for group in self._groups
+        }
+        plans = {
+            (group, params): [
+                kernel.plan(batch, params, self._workspace, capture=False, reuse=None) for batch in batches[group]
+            ]
+            for group, params in self._needed
+        }
+        return _Piece(kernel, int(step.indptr[first]), int(step.indptr[last]), batches, plans)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bound = self._layers[layer]
+        for connector in self._layerwise:
+            connector.before_layer(self._step, layer)
+        target = bound.pages[-1]
+        if self._writer is not None:
+            self._writer.write(layer, k, v, target, self._slots[bound.group])
+        else:
+            self._append(layer, k, v, target, self._slots[bound.group])
+        if bound.q_transform is not None:
+            q = _transform(q, bound.q_transform, bound.params.kv_heads)
+        out = torch.empty((q.shape[0], bound.params.q_heads, bound.params.head_v), dtype=q.dtype, device=q.device)
+        for piece in self._pieces:
+            self._run(piece, bound, q[piece.lo : piece.hi], out[piece.lo : piece.hi])
+        if bound.o_transform is not None:
+            out = _transform(out, bound.o_transform, bound.params.kv_heads)
+        for connector in self._layerwise:
+            connector.after_layer(self._step, layer)
+        return out
+
+    def _run(self, piece: _Piece, bound: _Layer, q: Tensor, out: Tensor) -> None:
+        plans = piece.plans[bound.group, bound.params]
+        if len(plans) == 1:
+            piece.kernel.run(bound.layer, q, bound.pages[0], plans[0], out, None)
+            return
+        outs, lses = [], []
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        for pages, plan in zip(bound.pages, plans, strict=True):
+            part = torch.empty_like(out)
+            lse = torch.empty(out.shape[:2], dtype=wide, device=out.device)
+            piece.kernel.run(bound.layer, q, pages, plan, part, lse)
+            outs.append(part)
+            lses.append(lse)
+        out.copy_(merge(outs, lses))
+
+
+def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
+    """Combine attention over disjoint key sets: weights are `exp(lse - logsumexp(lses))`; rows without keys give 0."""
+    lse = torch.stack(list(lses)).double()
+    top = lse.amax(0, keepdim=True)
+    weights = torch.exp(lse - torch.where(torch.isinf(top), torch.zeros_like(top), top))
+    weights = weights / weights.sum(0, keepdim=True).clamp_min(1e-300)
+    compute = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
+    stacked = torch.stack(list(outs)).to(compute)
+    return (stacked * weights.to(compute).unsqueeze(-1)).sum(0).to(outs[0].dtype)
+
+
+def _transform(x: Tensor, transform: Transform, kv_heads: int) -> Tensor:
+    """Apply a per-kv-head map to `[T, heads, size]`."""
+    if transform.scale is None and transform.matrix is None:
+        return x
+    grouped = x.view(x.shape[0], kv_heads, -1, x.shape[2])
+    if transform.scale is not None:
+        grouped = grouped * transform.scale.to(x.dtype).unsqueeze(1)
+    if transform.matrix is not None:
+        grouped = grouped @ transform.matrix.to(x.dtype)
+    return grouped.flatten(1, 2)

@@ -1,0 +1,261 @@
+"""Committer: takes a launch's results into the host's state. Nothing in here may fail for lack of space."""
+
+from collections.abc import Sequence as Items
+
+from tokloom.core.events import TokenLogprobs
+from tokloom.core.plan import Span, StepPlan
+from tokloom.core.runner import SpanResult, StepResult
+from tokloom.core.sampling import AdaptiveK
+from tokloom.core.sampling import TokenLogprobs as RowLogprobs
+from tokloom.core.sequence import Sequence
+from tokloom.core.speculation import subset
+from tokloom.core.state import EngineState
+from tokloom.sdk import Allocation, FinishReason, IngestBatch, PluginFault, SchedEvent, StepStats, TokloomError
+
+
+class Committer:
+    """Per span, in the order of the plan: drop if stale; advance; fork; append and stop; truncate; publish; slide;
+    finish. Then the host speculator ingests what stands, and observers are told.
+    """
+
+    def __init__(self, state: EngineState, controller: AdaptiveK) -> None:
+        self._state = state
+        self._controller = controller
+        self._eos = frozenset(state.composition.model.spec.eos_ids)
+        self._windowed = [group for group in state.layout.groups if group.window is not None]
+        self._last: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def commit(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
+        state = self._state
+        state.settled = plan.step
+        state.allocator.settle(plan.step)
+        state.tiers.settle(plan.step)
+        keep = [self._commit_span(span, outcome) for span, outcome in zip(plan.spans, result.spans, strict=True)]
+        if state.host_spec is not None and result.ingest is not None:
+            self._ingest(result.ingest, keep)
+        self._count(plan, result, started, launched)
+
+    def fail(self, plan: StepPlan, error: Exception) -> None:
+        """The launch raised: its sequences end with an error, everyone else goes on."""
+        state = self._state
+        state.settled = plan.step
+        state.allocator.settle(plan.step)
+        state.tiers.settle(plan.step)
+        fault = error if isinstance(error, TokloomError) else _launch_fault(error)
+        for span in plan.spans:
+            seq = state.live.get(span.seq_id)
+            if seq is not None and seq.epoch == span.epoch:
+                state.finish(seq, "error", fault)
+
+    def loaded(self, seq: Sequence, tokens: int, complete: bool) -> None:
+        """A tier filled the pages up to `tokens`, or did not."""
+        state = self._state
+        if not complete:
+            state.drop_pages(seq)
+            state.waiting[seq.seq_id] = seq
+            return
+        del state.loading[seq.seq_id]
+        state.running[seq.seq_id] = seq
+        seq.tier_tokens += tokens - seq.num_computed
+        seq.num_computed = seq.num_scheduled = tokens
+        state.take_row(seq)
+        self._slide(seq)
+        self._publish(seq)
+
+    def _commit_span(self, span: Span, result: SpanResult) -> bool:
+        """Returns whether the sequence lives on and its rows stand."""
+        state = self._state
+        seq = state.live.get(span.seq_id)
+        if seq is None or seq.epoch != span.epoch:
+            return False
+        seq.num_computed = result.start + result.rows
+        seq.num_scheduled -= span.stop - span.start - result.rows
+        if span.samples:
+            seq.pending -= span.k + 1
+        seq.note_drafts(result.drafted, len(result.accepted))
+        self._score(seq, result)
+        if result.error is not None:
+            state.finish(seq, "error", result.error)
+            return False
+        logprobs = [_logprobs(own, logs) for own, logs in zip(result.tokens, result.logprobs, strict=False)]
+        if len(result.tokens) > 1 and not seq.forked:
+            self._fork(seq, result, logprobs)
+        reason = self._append(seq, result.tokens[0], logprobs[0] if logprobs else ()) if result.tokens else None
+        if reason is None and result.ended:
+            reason = "stop"
+        if reason is None and not seq.generates and seq.num_computed == len(seq.tokens):
+            reason = "scored" if seq.request.task == "score" else "length"
+        if reason is not None:
+            self._publish(seq)
+            state.finish(seq, reason)
+            return False
+        if result.rows < span.stop - span.start:
+            state.deltas += state.allocator.truncate(seq.seq_id, seq.num_scheduled, state.launched)
+            seq.allocated = seq.num_scheduled
+        self._publish(seq)
+        self._slide(seq)
+        return True
+
+    def _score(self, seq: Sequence, result: SpanResult) -> None:
+        if not seq.scores_prompt:
+            return
+        if not seq.prompt_logprobs:
+            seq.prompt_logprobs.append(TokenLogprobs(seq.tokens[0], float("nan")))
+        start = len(seq.prompt_logprobs)
+        targets = seq.tokens[start : start + len(result.prompt_logprobs)]
+        seq.prompt_logprobs += _logprobs(targets, result.prompt_logprobs)
+        if seq.num_computed >= seq.num_prompt:
+            seq.prompt_scored = True
+            self._state.emit(seq, prompt_logprobs=tuple(seq.prompt_logprobs))
+
+    def _append(self, seq: Sequence, tokens: Items[int], logprobs: tuple[TokenLogprobs, ...]) -> FinishReason | None:
+        """Append tokens up to the first that ends the sequence."""
+        state = self._state
+        if seq.first_token < 0:
+            seq.first_token = state.now()
+            state.policy.observe(SchedEvent(kind="first_token", at=seq.first_token, seq_id=seq.seq_id))
+        limit = seq.length_limit(state.settings.max_model_tokens)
+        reason: FinishReason | None = None
+        taken = 0
+        for token in tokens:
+            seq.tokens.append(token)
+            taken += 1
+            reason = self._ends(seq, token, limit)
+            if reason is not None:
+                break
+        seq.keys.extend(seq.tokens)
+        state.emit(seq, tokens=tuple(tokens[:taken]), logprobs=logprobs[:taken])
+        return reason
+
+    def _ends(self, seq: Sequence, token: int, limit: int) -> FinishReason | None:
+        params = seq.request.sampling
+        if seq.num_output >= params.min_tokens and (
+            token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        ):
+            return "stop"
+        return "length" if len(seq.tokens) >= limit else None
+
+    def _fork(self, seq: Sequence, result: SpanResult, logprobs: list[tuple[TokenLogprobs, ...]]) -> None:
+        """Children share the prompt's pages, before anything is sealed or published over them."""
+        state = self._state
+        seq.forked = True
+        for child in range(1, len(result.tokens)):
+            tokens = list(seq.tokens)
+            other = state.create(seq.request, child, tokens, seq.arrival, seq.seed)
+            other.first_scheduled = seq.first_scheduled
+            other.hit_tokens = seq.hit_tokens
+            own = logprobs[child] if logprobs else ()
+            reason = self._append(other, result.tokens[child], own)
+            if reason is not None:
+                state.finish(other, reason)
+            elif not self._share(seq, other):
+                state.waiting[other.seq_id] = other
+
+    def _share(self, seq: Sequence, other: Sequence) -> bool:
+        state = self._state
+        if not state.free_rows:
+            return False
+        answer = state.allocator.fork(seq.seq_id, other.seq_id, seq.num_computed)
+        if not isinstance(answer, Allocation):
+            return False
+        other.num_computed = other.num_scheduled = other.allocated = seq.num_computed
+        state.running[other.seq_id] = other
+        state.take_row(other, seq.seq_id)
+        state.take_pages(answer)
+        return True
+
+    def _publish(self, seq: Sequence) -> None:
+        """Make full pages findable, when there are new ones."""
+        state = self._state
+        keys = seq.keys.groups
+        ready = 0
+        for group in state.layout.groups:
+            pages = max(0, seq.num_computed - group.residual_tokens) // group.page_tokens
+            ready += min(pages, len(keys[group.id]))
+        if ready == seq.published:
+            return
+        seq.published = ready
+        published = state.allocator.publish(seq.view, seq.num_computed, keys)
+        state.deltas += published.deltas
+        for group_id, key, _ in published.pages:
+            if group_id == 0:
+                state.computing.pop(key, None)
+        state.tiers.published(published.pages, state.launched + 1 if state.allocator.pending_ops() else state.settled)
+
+    def _slide(self, seq: Sequence) -> None:
+        """Drop pages that windows cannot see any more."""
+        for group in self._windowed:
+            assert group.window is not None
+            page = max(0, seq.num_computed - group.window + 1) // group.page_tokens
+            if page > seq.slid:
+                state = self._state
+                state.deltas += state.allocator.slide(seq.seq_id, seq.num_computed, state.launched)
+                seq.slid = page
+                return
+
+    def _ingest(self, batch: IngestBatch, keep: Items[bool]) -> None:
+        host = self._state.host_spec
+        assert host is not None
+        wanted = [alive and host.follows(seq_id) for alive, seq_id in zip(keep, batch.seq_ids, strict=True)]
+        host.ingest(subset(batch, wanted))
+
+    def _count(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
+        state = self._state
+        if not plan.spans:
+            return
+        now = state.now()
+        drafted = [span.drafted for span in result.spans]
+        accepted = [len(span.accepted) for span in result.spans]
+        rows = sum(span.rows + span.drafted - len(span.accepted) for span in result.spans)
+        decoding = plan.num_decode + plan.num_verify
+        if decoding == len(plan.spans):
+            self._controller.observe(rows, decoding, now - launched, drafted, accepted)
+        state.policy.observe(SchedEvent(kind="step", at=now, rows=rows, seconds=now - launched))
+        if state.composition.observers:
+            self._tell(plan, result, (started, launched, now), rows)
+
+    def _tell(self, plan: StepPlan, result: StepResult, times: tuple[float, float, float], rows: int) -> None:
+        state = self._state
+        accepted = [len(span.accepted) for span in result.spans]
+        totals = (state.preempted, state.hit_tokens, state.tiers.loaded_tokens, state.faults.total)
+        fresh = [total - before for total, before in zip(totals, self._last, strict=True)]
+        self._last = totals
+        prefill = plan.spans[plan.num_decode + plan.num_verify :]
+        stats = StepStats(
+            step=plan.step,
+            started=times[0],
+            launched=times[1],
+            finished=times[2],
+            rows=rows,
+            prefill_rows=sum(span.stop - span.start for span in prefill),
+            sequences=len(plan.spans),
+            waiting=len(state.waiting),
+            drafted=sum(span.drafted for span in result.spans),
+            accepted=sum(accepted),
+            accepted_by_depth=tuple(sum(a > depth for a in accepted) for depth in range(max(accepted, default=0))),
+            preempted=fresh[0],
+            hit_tokens=fresh[1],
+            tier_tokens=fresh[2],
+            faults=fresh[3],
+            kv=state.allocator.stats(),
+        )
+        for part in state.composition.observers:
+            try:
+                part.plugin.on_step(stats)
+            except Exception as error:
+                state.faults.record(part.id, "on_step", error)
+
+
+def _logprobs(tokens: Items[int], logs: Items[RowLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(token, log.chosen, tuple(zip(log.ids, log.values, strict=True)))
+        for token, log in zip(tokens, logs, strict=False)
+    )
+
+
+def _launch_fault(error: Exception) -> PluginFault:
+    fault = PluginFault(
+        f"the step failed: {type(error).__name__}: {error}", remedy="See the log for the plugin that raised"
+    )
+    fault.__cause__ = error
+    return fault
