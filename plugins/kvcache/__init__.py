@@ -1,0 +1,1 @@
+"""KV caches: allocators of device pages and connectors to other tiers."""
