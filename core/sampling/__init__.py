@@ -1,0 +1,24 @@
+"""Sampling: the logits pipeline, laws, draws, exact verification of drafts, and the choice of K."""
+
+from tokloom.core.sampling.controller import AdaptiveK, ControllerOptions
+from tokloom.core.sampling.logprobs import TokenLogprobs
+from tokloom.core.sampling.params import validate
+from tokloom.core.sampling.rng import derive, stream, uniform, uniforms
+from tokloom.core.sampling.sampler import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, VerifyMode
+
+__all__ = [
+    "AdaptiveK",
+    "ControllerOptions",
+    "Sampler",
+    "ScoreRows",
+    "ScoreSample",
+    "SpanRows",
+    "SpanSample",
+    "TokenLogprobs",
+    "VerifyMode",
+    "derive",
+    "stream",
+    "uniform",
+    "uniforms",
+    "validate",
+]
