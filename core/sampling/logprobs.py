@@ -21,7 +21,7 @@ class TokenLogprobs:
 def token_logprobs(
     logits: Tensor, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """For each i: the log-softmax (float32) of row `rows[i]` of `logits` `[R, V]`, at `tokens[i]` and `tops[i]` best."""
+    """Per i the log-softmax (float32) of row `rows[i]` of `logits` `[R, V]`, at `tokens[i]` and `tops[i]` best."""
     if not rows:
         return []
     x = logits[torch.tensor(rows, device=logits.device)].float()

@@ -1,6 +1,5 @@
 """Range checks of sampling parameters, before a request enters the loop."""
 
-import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -36,9 +35,9 @@ def validate(params: SamplingParams, vocab_size: int, subject: str = "") -> None
     for token, bias in params.logit_bias.items():
         check.number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
     for index, word in enumerate(params.bad_words):
+        check.ids(f"bad_words[{index}]", word, vocab_size)
         if len(word) == 0:
             check.fail(f"bad_words[{index}]", word, "at least one token id")
-        check.ids(f"bad_words[{index}]", word, vocab_size)
     check.ids("stop_token_ids", params.stop_token_ids, vocab_size)
     check.flag("ignore_eos", params.ignore_eos)
     if params.seed is not None:
@@ -67,7 +66,7 @@ class _Check:
             self.fail(field, value, f"an integer from {low}" + ("" if high is None else f" to {high}"))
 
     def number(self, field: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fine = isinstance(value, int | float) and not isinstance(value, bool)
         if not fine or not low <= value <= high or (low_open and value == low):  # type: ignore[operator]
             self.fail(field, value, f"a number {'above' if low_open else 'from'} {low:g} up to {high:g}")
 
