@@ -69,6 +69,14 @@ class _Piece:
     plans: dict[tuple[int, AttnParams], list[AttnPlan]]
 
 
+@frozen
+class Captured:
+    """A piece whose plans are replayed, with scratch memory of its own."""
+
+    piece: _Piece
+    workspace: ScratchArena
+
+
 class Attend:
     """Implements `tokloom.sdk.AttentionCall`. `prepare` once per step, then called once per layer."""
 
@@ -127,6 +135,29 @@ class Attend:
             else torch.cat([piece.batches[group.id][0].slots for piece in self._pieces])
             for group in self._groups
         }
+
+    def capture(self, size: int, batches: dict[int, AttnBatch]) -> Captured:
+        """Plan a decode batch over static buffers, for recording."""
+        workspace = ScratchArena(self._composition.device.torch_device)
+        kernel = self._decode.plugin
+        plans = {
+            (group, params): [kernel.plan(batches[group], params, workspace, capture=True, reuse=None)]
+            for group, params in self._needed
+        }
+        lists = {group: [batch] for group, batch in batches.items()}
+        return Captured(_Piece(kernel, 0, size, lists, plans), workspace)
+
+    def replan(self, captured: Captured, batches: dict[int, AttnBatch]) -> None:
+        """The static buffers changed: update the plans of a recording in place."""
+        for (group, params), plans in captured.piece.plans.items():
+            plans[0] = captured.piece.kernel.plan(
+                batches[group], params, captured.workspace, capture=True, reuse=plans[0]
+            )
+
+    def use(self, captured: Captured) -> None:
+        """Attend with a captured piece until the next `prepare`."""
+        self._pieces = [captured.piece]
+        self._slots = {group: batches[0].slots for group, batches in captured.piece.batches.items()}
 
     def _split(self, step: StepRows) -> list[tuple[AttentionKernel, int, int]]:
         if self._one_kernel:

@@ -76,6 +76,7 @@ class EngineSettings:
         threads: host threads for compute.
         verification: `match` or `rejection`.
         prefix_wait: steps that a waiting sequence may wait for another one to commit the prefix they share.
+        graphs: replay decode steps from recordings where every plugin allows it.
         seed: makes requests without a seed reproducible; None draws fresh ones.
     """
 
@@ -89,6 +90,7 @@ class EngineSettings:
     threads: int
     verification: str = "match"
     prefix_wait: int = 64
+    graphs: bool = False
     seed: int | None = None
 
 

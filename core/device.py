@@ -89,6 +89,36 @@ class _Lazy(Generic[T]):
         return self.ready.result()
 
 
+class Graph(Protocol[T_co]):
+    """A recorded launch. `replay` runs it again over the same buffers, whose content may have changed."""
+
+    def replay(self) -> T_co: ...
+
+
+class _CalledGraph(Generic[T]):
+    """A recording on a device without graphs: replaying calls the function again."""
+
+    def __init__(self, record: Callable[[], T]) -> None:
+        self.replay = record
+
+
+class _CudaGraph(Generic[T]):
+    def __init__(self, record: Callable[[], T]) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # lazy initialisation must not be recorded
+                record()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = record()
+
+    def replay(self) -> T:
+        self._graph.replay()
+        return self._result
+
+
 @frozen
 class Device:
     """A device as an engine uses it."""
@@ -104,6 +134,10 @@ class Device:
         """The array as a tensor on the device; in host memory it is shared, not copied."""
         tensor = torch.from_numpy(array)
         return tensor if self.info.type == "cpu" else tensor.to(self.info.name, non_blocking=True)
+
+    def capture(self, record: Callable[[], T]) -> Graph[T]:
+        """Record what `record` launches."""
+        return _CudaGraph(record) if self.info.type == "cuda" else _CalledGraph(record)
 
     def dtype(self, name: str) -> torch.dtype:
         """The torch dtype called `name`."""

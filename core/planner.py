@@ -137,7 +137,7 @@ class Planner:
 
     def _draft_limit(self, seq: Sequence, decoding: int) -> int:
         """How many tokens to draft for a sequence: policy, controller, and what length and seals leave."""
-        if not self._max_k or (seq.num_output == 0 and seq.pending == 0 and seq.num_scheduled == 0):
+        if not self._max_k or not seq.generates or (seq.request.sampling.n > 1 and not seq.forked):
             return 0
         host = self._state.host_spec
         if host is not None and (seq.pending or not host.follows(seq.seq_id)):

@@ -12,6 +12,7 @@ from tokloom.core.attend import Attend
 from tokloom.core.batch import StepRows, flatten
 from tokloom.core.composition import Composition
 from tokloom.core.device import Handle
+from tokloom.core.graphs import DecodeGraphs
 from tokloom.core.plan import RowBegin, Span, StepPlan
 from tokloom.core.pools import PagePools
 from tokloom.core.rows import Rows
@@ -88,7 +89,9 @@ class Runner:
         mode = "rejection" if settings.verification == "rejection" else "match"
         self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode)  # type: ignore[arg-type]
         self._attend = Attend(composition, self.rows, pools)
+        self.graphs = DecodeGraphs(composition, model, self.rows, self._attend)
         self._live: dict[SeqId, CoreSequence] = {}
+        self._begins: dict[SeqId, int] = {}
         self._refused: dict[SeqId, TokloomError] = {}
         self._features = composition.needs.features
         self._draft_groups = [group for group in composition.layout.groups if group.owner == "speculator"]
@@ -100,8 +103,15 @@ class Runner:
         composition.context.bind_sampling(uniform, self._sample_draft)
 
     def register(self, seq: CoreSequence) -> None:
-        """A sequence will begin in the next plan."""
+        """A sequence will begin in the next plan. It may still have to end in one that was launched before."""
         self._live[seq.seq_id] = seq
+        self._begins[seq.seq_id] = self._begins.get(seq.seq_id, 0) + 1
+
+    def unregister(self, seq_id: SeqId) -> None:
+        """An announced begin will not happen, or its row has ended."""
+        self._begins[seq_id] -= 1
+        if not self._begins[seq_id]:
+            del self._begins[seq_id], self._live[seq_id]
 
     def launch(self, plan: StepPlan) -> Handle[StepResult]:
         """Queue a step."""
@@ -129,7 +139,7 @@ class Runner:
     def _end(self, seq_ids: Sequence[SeqId]) -> None:
         for seq_id in self.rows.end(seq_ids):
             self.sampler.end(seq_id)
-            self._live.pop(seq_id, None)
+            self.unregister(seq_id)
             self._refused.pop(seq_id, None)
             if self.on_device is not None:
                 self.on_device.end(seq_id)
@@ -168,6 +178,8 @@ class Runner:
         return span.drafts
 
     def _forward(self, number: int, step: StepRows) -> Hidden:
+        if self.graphs.apply_to(step):
+            return self.graphs.run(step)
         self._attend.prepare(number, step)
         batch = ForwardBatch(
             token_ids=self._device.upload(self.rows.tokens[step.flat_rows, step.slots]),

@@ -118,6 +118,8 @@ class EngineState:
             begun = [begin for begin in self.begins if begin.seq_id != seq.seq_id]
             if len(begun) == len(self.begins):
                 self.ends.append(seq.seq_id)
+            else:
+                self.runner.unregister(seq.seq_id)
             self.begins = begun
         for key in self._prompt_keys(seq):
             if self.computing.get(key) == seq.seq_id:
