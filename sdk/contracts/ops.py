@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -22,12 +23,14 @@ class OpSet(Protocol):
         """Rows of `table` `[V, H]` for `ids` `[T]`."""
         ...
 
-    def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
-        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, computed in float32 at least."""
+    def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float, dtype: "torch.dtype") -> "Tensor":
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, computed in float32 at least, given as `dtype`."""
         ...
 
     def add_rms_norm(self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float) -> "tuple[Tensor, Tensor]":
-        """`s = x + residual`; returns `(rms_norm(s), s)`. May overwrite `residual`, which must not be used after."""
+        """`s = residual + x` in residual's dtype, which may be wider than x's; returns `(rms_norm(s) as x's dtype, s)`.
+        May overwrite `residual`, which must not be used after.
+        """
         ...
 
     def rope(self, q: "Tensor", k: "Tensor", cos: "Tensor", sin: "Tensor") -> "tuple[Tensor, Tensor]":

@@ -1,0 +1,99 @@
+"""DecoderFamily: finds out what a source is, and opens it."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from tokloom.plugins.models.decoder.loading import Loader
+from tokloom.plugins.models.decoder.network import Decoder
+from tokloom.plugins.models.decoder.sources import GGUFCheckpoint, HFCheckpoint
+from tokloom.plugins.models.decoder.tokenizer import DecoderTokenizer, from_folder, from_gguf_metadata
+from tokloom.sdk import (
+    AttnParams,
+    CheckpointError,
+    CheckpointInfo,
+    LayerSpec,
+    ModelSource,
+    ModelSpec,
+    Progress,
+    WeightMethod,
+)
+
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+class DecoderFamily:
+    """Implements `tokloom.sdk.ModelFamily`."""
+
+    def claims(self, source: ModelSource) -> bool:
+        path = source.path
+        if path is None:
+            return False
+        return (path / "config.json").is_file() if path.is_dir() else path.suffix == ".gguf"
+
+    def open(self, source: ModelSource) -> "DecoderModel":
+        path = source.path
+        if path is None:
+            raise CheckpointError(f"no model is called {source.name!r}", remedy="Give a folder or a .gguf file")
+        if not path.exists():
+            raise CheckpointError("does not exist", subject=str(path), remedy="Check model.path")
+        checkpoint = HFCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+        return DecoderModel(path, checkpoint, source.dtype or checkpoint.config.dtype)
+
+    def names(self) -> Mapping[str, str]:
+        return {}
+
+
+class DecoderModel:
+    """Implements `tokloom.sdk.Model`: metadata is read, weights are not."""
+
+    def __init__(self, path: Path, checkpoint: HFCheckpoint | GGUFCheckpoint, dtype: str) -> None:
+        if dtype not in _DTYPES:
+            raise CheckpointError(
+                f"dtype {dtype!r} cannot be computed in", subject=str(path), remedy=f"Use one of {', '.join(_DTYPES)}"
+            )
+        self._path = path
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        config = self._checkpoint.config
+        params = AttnParams(
+            q_heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_k=config.head_dim,
+            head_v=config.head_dim,
+            scale=config.head_dim**-0.5,
+        )
+        size = {"float64": 8, "float32": 4}.get(self._dtype, 2)
+        elements = sum(_product(shape) for shape in self._checkpoint.shapes.values())
+        return ModelSpec(
+            name=self._path.stem if self._path.suffix == ".gguf" else self._path.name,
+            digest=self._checkpoint.digest(),
+            layers=tuple(LayerSpec(layer, params, self._dtype) for layer in range(config.layers)),
+            vocab_size=config.vocab,
+            hidden_size=config.hidden,
+            max_tokens=config.max_tokens,
+            eos_ids=config.eos_ids,
+            bos_id=config.bos_id,
+            dtype=self._dtype,
+            weight_bytes=elements * size,
+            checkpoint=CheckpointInfo("", {}, dict(self._checkpoint.dtypes)),
+        )
+
+    @cached_property
+    def tokenizer(self) -> DecoderTokenizer | None:
+        if isinstance(self._checkpoint, GGUFCheckpoint):
+            return from_gguf_metadata(str(self._path), self._checkpoint.file.metadata)
+        return from_folder(self._path)
+
+    def load(self, weights: WeightMethod, device: str, progress: Progress) -> Decoder:
+        return Loader(self._checkpoint, weights, self._dtype, device).load(progress)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total
