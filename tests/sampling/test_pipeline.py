@@ -63,7 +63,13 @@ def random_params(chance: random.Random, vocab: int, *, greedy: float = 0.15) ->
 
 
 def make_state(
-    params: SamplingParams, prompt: Sequence[int], vocab: int, *, child: int = 0, boost: bool = False, grammar: bool = False
+    params: SamplingParams,
+    prompt: Sequence[int],
+    vocab: int,
+    *,
+    child: int = 0,
+    boost: bool = False,
+    grammar: bool = False,
 ) -> SequenceState:
     request = Request(request_id="r", segments=(TokenSegment(prompt),), sampling=params)
     processors = [("boost", LastTokenBoost())] if boost else []
@@ -273,7 +279,14 @@ def test_cutting_to_top_k_first_draws_the_same_tokens(seed: int) -> None:
     u = torch.rand(6, 20, dtype=torch.float64, generator=generator)
     params = [
         SamplingParams(top_k=k, top_p=p, min_p=m, temperature=t)
-        for k, p, m, t in [(1, 1, 0, 1), (5, 0.9, 0, 0.7), (50, 1, 0.2, 1), (0, 0.5, 0, 2), (399, 1, 0, 1), (7, 1, 0, 1e-9)]
+        for k, p, m, t in [
+            (1, 1, 0, 1),
+            (5, 0.9, 0, 0.7),
+            (50, 1, 0.2, 1),
+            (0, 0.5, 0, 2),
+            (399, 1, 0, 1),
+            (7, 1, 0, 1e-9),
+        ]
     ]
     filters = laws.Filters.of(params, x.device)
     assert torch.equal(laws.draw(x, filters, u), laws.invert(laws.weights(x, filters), u))
@@ -296,7 +309,15 @@ def test_a_grammar_that_ends_closes_the_rows_behind_it() -> None:
     assert view.over == {2, 4, 5, 6}
     assert view.refused == {6}
     assert state.grammar.taken == []
-    assert [None if m is None else m.nonzero()[0].tolist() for m in view.masks] == [[2], [1, 3], None, [1], None, None, None]
+    assert [None if m is None else m.nonzero()[0].tolist() for m in view.masks] == [
+        [2],
+        [1, 3],
+        None,
+        [1],
+        None,
+        None,
+        None,
+    ]
 
 
 def test_enumeration_visits_every_outcome_once() -> None:

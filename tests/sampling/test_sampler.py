@@ -334,7 +334,9 @@ def test_a_forked_or_preempted_sequence_starts_a_fresh_grammar_over_its_output()
     sampler.begin(5, request(SamplingParams(), [1]), num_prompt=1, seed=0, grammar=grammar, tokens=[1, 2, 3])
     assert grammar.taken == [2, 3]
     with pytest.raises(PluginFault):
-        sampler.begin(6, request(SamplingParams(), [1]), num_prompt=1, seed=0, grammar=WordGrammar([(2,)], 4), tokens=[1, 0])
+        sampler.begin(
+            6, request(SamplingParams(), [1]), num_prompt=1, seed=0, grammar=WordGrammar([(2,)], 4), tokens=[1, 0]
+        )
     sampler.end(5)
     assert len(sampler) == 0
 
