@@ -263,8 +263,8 @@ def test_top_k_keeps_the_lowest_ids_of_equals() -> None:
     assert keep.tolist() == [[False, True, True, False, False], [True, True, True, False, False]]
 
 
-def test_a_wide_nucleus_is_found_when_the_guess_is_too_small() -> None:
-    vocab = 2000
+@pytest.mark.parametrize("vocab", [300, 2000, 9000])
+def test_a_wide_nucleus_is_found_when_the_guess_is_too_small(vocab: int) -> None:
     raw = torch.randn(3, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) * 0.1
     params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.01), SamplingParams(top_p=0.999, top_k=1500)]
     got = laws.law(raw, laws.Filters.of(params, raw.device))
