@@ -323,3 +323,26 @@ def test_a_grammar_that_ends_closes_the_rows_behind_it() -> None:
 def test_enumeration_visits_every_outcome_once() -> None:
     got = outcomes(lambda s: (s.draw(0, np.array([0.5, 0.0, 0.5])), s.accept(0, 0, 0.25)))
     assert got == {(0, False): 0.375, (0, True): 0.125, (2, False): 0.375, (2, True): 0.125}
+
+
+def test_the_token_that_reaches_top_p_exactly_is_the_last_one_kept() -> None:
+    x = torch.zeros(1, 4, dtype=torch.float64)
+    for top_p, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (0.76, 4)):
+        p = laws.law(x, laws.Filters.of([SamplingParams(top_p=top_p)], x.device))
+        assert p[0].tolist() == [1 / kept] * kept + [0.0] * (4 - kept)
+
+
+def test_a_token_exactly_at_min_p_stays() -> None:
+    x = torch.tensor([[0.0, 0.0, math.log(0.5), -1.0]], dtype=torch.float64)
+    for min_p, kept in ((1.0, 2), (float(torch.tensor(math.log(0.5), dtype=torch.float64).exp()), 3), (0.3, 4)):
+        p = laws.law(x, laws.Filters.of([SamplingParams(min_p=min_p)], x.device))
+        assert int((p > 0).sum()) == kept
+
+
+def test_a_bad_word_masks_its_last_token_where_all_others_precede_it_drafts_included() -> None:
+    vocab = 9
+    state = make_state(SamplingParams(bad_words=((1, 2, 3, 4), (5,), (3, 6))), [1, 2], vocab)
+    rows = rows_of(state, [1, 2], [3, 3], [-1, 0])
+    x = process(Batch(rows, [None] * 3), torch.zeros(3, vocab), {})
+    masked = [row.isinf().nonzero().flatten().tolist() for row in x]
+    assert masked == [[5], [4, 5, 6], [5, 6]]
