@@ -4,7 +4,8 @@ from tokloom.core.sampling.controller import AdaptiveK, ControllerOptions
 from tokloom.core.sampling.logprobs import TokenLogprobs
 from tokloom.core.sampling.params import validate
 from tokloom.core.sampling.rng import derive, stream, uniform, uniforms
-from tokloom.core.sampling.sampler import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, VerifyMode
+from tokloom.core.sampling.sampler import Sampler, VerifyMode
+from tokloom.core.sampling.spans import ScoreRows, ScoreSample, SpanRows, SpanSample
 
 __all__ = [
     "AdaptiveK",

@@ -134,12 +134,17 @@ class _Cost:
     flat while only one class is known: optimistic, so that larger steps get tried and then measured.
     """
 
-    #: An observation counts for at most this many times its average: a pause of the host is no property of a size.
+    #: An observation counts for at most this many times what was expected (cost grows at most as rows do): a pause of
+    #: the host is no property of a size.
     _OUTLIER = 3.0
+    #: A class that was not seen for this many steps is forgotten.
+    _MEMORY = 1000
 
     def __init__(self, smoothing: float) -> None:
         self._smoothing = smoothing
         self._classes: dict[int, tuple[float, float]] = {}
+        self._seen: dict[int, int] = {}
+        self._now = 0
         self._line: list[tuple[float, float]] = []
 
     @property
@@ -148,9 +153,16 @@ class _Cost:
 
     def observe(self, rows: int, seconds: float) -> None:
         key = rows if rows <= 16 else 16 + round(math.log(rows / 16) / math.log(1.125))
+        if self._line:
+            growth = max(1.0, rows / self._line[-1][0])
+            expected = self._classes[key][1] if key in self._classes else self.seconds(rows) * growth
+            seconds = min(seconds, expected * self._OUTLIER)
         old_rows, old = self._classes.get(key, (float(rows), seconds))
-        seconds = min(seconds, old * self._OUTLIER)
         a = self._smoothing
+        self._now += 1
+        self._seen[key] = self._now
+        for stale in [c for c, seen in self._seen.items() if seen < self._now - self._MEMORY]:
+            del self._seen[stale], self._classes[stale]
         self._classes[key] = (old_rows + a * (rows - old_rows), old + a * (seconds - old))
         self._line = sorted(self._classes.values())
 

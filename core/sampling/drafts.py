@@ -57,7 +57,9 @@ def _malformed(draft: Draft, vocab_size: int) -> str:
 
 
 @frozen(eq=False)
-class _Drawn:
+class Drawn:
+    """A token that the core drew for a draft, with the law it was drawn from, `[V]` float64."""
+
     token: int = field()
     depth: int = field()
     law: Law = field()
@@ -72,7 +74,7 @@ class DraftBook:
     """
 
     def __init__(self) -> None:
-        self._drawn: dict[SeqId, list[_Drawn]] = {}
+        self._drawn: dict[SeqId, list[Drawn]] = {}
         self._claimed: dict[SeqId, tuple[Draft, list[Law | None]]] = {}
         self._count: dict[SeqId, int] = {}
         self._distrusted: set[SeqId] = set()
@@ -96,7 +98,7 @@ class DraftBook:
         u = rng.uniform(seed, position, rng.stream("draft", nonce))
         token = int(invert(w[None], torch.tensor([[u]], dtype=torch.float64, device=w.device))[0, 0])
         self._count[seq_id] = nonce + 1
-        self._drawn.setdefault(seq_id, []).append(_Drawn(token, depth, (w / w.cumsum(0)[-1]).numpy(force=True)))
+        self._drawn.setdefault(seq_id, []).append(Drawn(token, depth, (w / w.cumsum(0)[-1]).numpy(force=True)))
         return token
 
     def claim(self, seq_id: SeqId, draft: Draft, kept: Sequence[int], proposed: Draft) -> Draft:
@@ -110,7 +112,7 @@ class DraftBook:
             self._distrusted.add(seq_id)
         if seq_id in self._distrusted:
             return Draft(draft.tokens, draft.parents)
-        self._claimed[seq_id] = (draft, [_trusted(proposed, drawn, node) for node in kept])
+        self._claimed[seq_id] = (draft, [trusted_law(proposed, drawn, node) for node in kept])
         return draft
 
     def laws(self, seq_id: SeqId, draft: Draft) -> list[Law | None] | None:
@@ -142,7 +144,7 @@ def depths(draft: Draft) -> list[int]:
     return out
 
 
-def _trusted(proposed: Draft, drawn: Sequence[_Drawn], node: int) -> Law | None:
+def trusted_law(proposed: Draft, drawn: Sequence[Drawn], node: int) -> Law | None:
     """The node's law, or None (one-hot, always exact) where it could have repeated an earlier sibling.
 
     Such repeats are dropped before verification, a choice that depends on the token drawn. Whether the law could

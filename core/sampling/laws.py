@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tokloom.sdk import SamplingParams
 
-#: A nucleus is first looked for among this many largest weights; rows that need more are sorted.
-_NUCLEUS_GUESS: Final = 256
+#: A nucleus is first looked for among these many largest weights; rows that need more are sorted.
+_NUCLEUS_GUESSES: Final = (256, 4096)
 #: Rows whose top_k is at most this share of the vocabulary are drawn from the kept tokens alone.
 _COMPACT_SHARE: Final = 8
 
@@ -114,16 +114,18 @@ def _keep(x: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
 def _nucleus(w: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the smallest set of largest weights whose mass reaches `top_p`; the crossing token stays."""
     target = top_p[:, None] * w.cumsum(-1)[:, -1:]
-    guess = min(_NUCLEUS_GUESS, w.shape[1])
-    order = torch.topk(w, guess, dim=-1).values
     out = torch.empty_like(w)
-    found = order.cumsum(-1)[:, -1] >= target[:, 0]
-    if guess == w.shape[1]:
-        found = torch.ones_like(found)
-    inside, outside = found.nonzero().flatten(), (~found).nonzero().flatten()
-    out[inside] = _cut(w[inside], order[inside], target[inside])
-    if len(outside):
-        out[outside] = _cut(w[outside], w[outside].sort(-1, descending=True).values, target[outside])
+    left = torch.arange(w.shape[0], device=w.device)
+    for guess in (*(g for g in _NUCLEUS_GUESSES if g < w.shape[1]), w.shape[1]):
+        own = w[left]
+        order = torch.topk(own, guess, dim=-1).values if guess < w.shape[1] else own.sort(-1, descending=True).values
+        found = (order.cumsum(-1)[:, -1:] >= target[left]).flatten()
+        if guess == w.shape[1]:
+            found = torch.ones_like(found)
+        out[left[found]] = _cut(own[found], order[found], target[left[found]])
+        left = left[~found]
+        if not len(left):
+            break
     return out
 
 
@@ -135,15 +137,15 @@ def _cut(w: Tensor, order: Tensor, target: Tensor) -> Tensor:
 
 
 def _compact(logits: Tensor, top_k: Tensor) -> tuple[Tensor, Tensor]:
-    """The kept logits and their ids, ascending, `[R, C]`; short rows are padded with (-inf, 0)."""
-    keep = top_k_mask(logits, top_k)
-    row, column = keep.nonzero(as_tuple=True)
-    counts = keep.sum(-1)
-    start = counts.cumsum(0) - counts
-    place = torch.arange(len(row), device=logits.device) - start[row]
-    shape = (logits.shape[0], int(counts.max()))
-    values = torch.full(shape, -torch.inf, dtype=logits.dtype, device=logits.device)
-    ids = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-    values[row, place] = logits[row, column]
-    ids[row, place] = column
-    return values, ids
+    """The kept logits and their ids, ascending, `[R, C]`; places beyond a row's own k have -inf."""
+    values, ids = torch.topk(logits, int(top_k.max()) + 1, dim=-1)
+    last = values.gather(1, (top_k - 1)[:, None])
+    beyond = torch.arange(values.shape[1], device=logits.device) >= top_k[:, None]
+    for row in (values.gather(1, top_k[:, None]) == last).flatten().nonzero().flatten().tolist():
+        # Equals on both sides of the cut: the lowest ids stay, which topk does not promise.
+        own = top_k_mask(logits[row][None], top_k[row][None])[0].nonzero().flatten()
+        ids[row, : len(own)] = own
+        values[row, : len(own)] = logits[row, own]
+    values = values.masked_fill(beyond, -torch.inf)
+    order = ids.masked_fill(beyond, logits.shape[1]).argsort(-1)
+    return values.gather(1, order), ids.gather(1, order)

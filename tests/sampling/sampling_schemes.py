@@ -6,9 +6,11 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from sampling_enumeration import Law, LawOf, Prefix, Script
+
+from tokloom.core.sampling.drafts import Drawn, clean, depths, trusted_law
 from tokloom.core.sampling.verify import Verdict, verify_match, verify_rejection
+from tokloom.sdk import Draft
 
 Scheme = Callable[[Script, LawOf, LawOf, Sequence[int]], Prefix]
 
@@ -55,7 +57,9 @@ def without(law: Law, tokens: Sequence[int]) -> Law:
     return left / left.sum()
 
 
-def rejection(script: Script, p: LawOf, tokens: Sequence[int], parents: Sequence[int], laws: Sequence[Law | None]) -> Prefix:
+def rejection(
+    script: Script, p: LawOf, tokens: Sequence[int], parents: Sequence[int], laws: Sequence[Law | None]
+) -> Prefix:
     rows = paths(tokens, parents)
     return emitted(tokens, verify_rejection(tokens, parents, lambda row: p(rows[row]), laws, script))
 
@@ -120,7 +124,27 @@ def stop_before_sampling(script: Script, p: LawOf, q: LawOf, parents: Sequence[i
     return rejection(script, p, tokens, parents[: len(tokens)], laws)
 
 
+def book(script: Script, p: LawOf, q: LawOf, parents: Sequence[int]) -> Prefix:
+    """What the core makes of siblings drawn independently: repeats are dropped, laws that could repeat are one-hot."""
+    tokens, laws = draft(parents, lambda path, taken: (script.draw(0, q(path)), q(path)))
+    proposed = Draft(tokens, parents, sampled=True)
+    cleaned = clean(proposed, len(laws[0]), 99)
+    deep = depths(proposed)
+    drawn = [Drawn(t, d, own) for t, d, own in zip(tokens, deep, laws, strict=True) if own is not None]
+    kept = [trusted_law(proposed, drawn, node) for node in cleaned.kept]
+    return rejection(script, p, cleaned.draft.tokens, cleaned.draft.parents, kept)
+
+
 EXACT: dict[str, Scheme] = {
     scheme.__name__: scheme
-    for scheme in (match_deterministic, match_sampled, one_hot, independent, no_replacement, mixed, stop_before_sampling)
+    for scheme in (
+        match_deterministic,
+        match_sampled,
+        one_hot,
+        independent,
+        no_replacement,
+        mixed,
+        stop_before_sampling,
+        book,
+    )
 }

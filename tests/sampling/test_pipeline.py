@@ -63,7 +63,13 @@ def random_params(chance: random.Random, vocab: int, *, greedy: float = 0.15) ->
 
 
 def make_state(
-    params: SamplingParams, prompt: Sequence[int], vocab: int, *, child: int = 0, boost: bool = False, grammar: bool = False
+    params: SamplingParams,
+    prompt: Sequence[int],
+    vocab: int,
+    *,
+    child: int = 0,
+    boost: bool = False,
+    grammar: bool = False,
 ) -> SequenceState:
     request = Request(request_id="r", segments=(TokenSegment(prompt),), sampling=params)
     processors = [("boost", LastTokenBoost())] if boost else []
@@ -257,8 +263,8 @@ def test_top_k_keeps_the_lowest_ids_of_equals() -> None:
     assert keep.tolist() == [[False, True, True, False, False], [True, True, True, False, False]]
 
 
-def test_a_wide_nucleus_is_found_when_the_guess_is_too_small() -> None:
-    vocab = 2000
+@pytest.mark.parametrize("vocab", [300, 2000, 9000])
+def test_a_wide_nucleus_is_found_when_the_guess_is_too_small(vocab: int) -> None:
     raw = torch.randn(3, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) * 0.1
     params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.01), SamplingParams(top_p=0.999, top_k=1500)]
     got = laws.law(raw, laws.Filters.of(params, raw.device))
@@ -273,7 +279,14 @@ def test_cutting_to_top_k_first_draws_the_same_tokens(seed: int) -> None:
     u = torch.rand(6, 20, dtype=torch.float64, generator=generator)
     params = [
         SamplingParams(top_k=k, top_p=p, min_p=m, temperature=t)
-        for k, p, m, t in [(1, 1, 0, 1), (5, 0.9, 0, 0.7), (50, 1, 0.2, 1), (0, 0.5, 0, 2), (399, 1, 0, 1), (7, 1, 0, 1e-9)]
+        for k, p, m, t in [
+            (1, 1, 0, 1),
+            (5, 0.9, 0, 0.7),
+            (50, 1, 0.2, 1),
+            (0, 0.5, 0, 2),
+            (399, 1, 0, 1),
+            (7, 1, 0, 1e-9),
+        ]
     ]
     filters = laws.Filters.of(params, x.device)
     assert torch.equal(laws.draw(x, filters, u), laws.invert(laws.weights(x, filters), u))
@@ -296,9 +309,40 @@ def test_a_grammar_that_ends_closes_the_rows_behind_it() -> None:
     assert view.over == {2, 4, 5, 6}
     assert view.refused == {6}
     assert state.grammar.taken == []
-    assert [None if m is None else m.nonzero()[0].tolist() for m in view.masks] == [[2], [1, 3], None, [1], None, None, None]
+    assert [None if m is None else m.nonzero()[0].tolist() for m in view.masks] == [
+        [2],
+        [1, 3],
+        None,
+        [1],
+        None,
+        None,
+        None,
+    ]
 
 
 def test_enumeration_visits_every_outcome_once() -> None:
     got = outcomes(lambda s: (s.draw(0, np.array([0.5, 0.0, 0.5])), s.accept(0, 0, 0.25)))
     assert got == {(0, False): 0.375, (0, True): 0.125, (2, False): 0.375, (2, True): 0.125}
+
+
+def test_the_token_that_reaches_top_p_exactly_is_the_last_one_kept() -> None:
+    x = torch.zeros(1, 4, dtype=torch.float64)
+    for top_p, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (0.76, 4)):
+        p = laws.law(x, laws.Filters.of([SamplingParams(top_p=top_p)], x.device))
+        assert p[0].tolist() == [1 / kept] * kept + [0.0] * (4 - kept)
+
+
+def test_a_token_exactly_at_min_p_stays() -> None:
+    x = torch.tensor([[0.0, 0.0, math.log(0.5), -1.0]], dtype=torch.float64)
+    for min_p, kept in ((1.0, 2), (float(torch.tensor(math.log(0.5), dtype=torch.float64).exp()), 3), (0.3, 4)):
+        p = laws.law(x, laws.Filters.of([SamplingParams(min_p=min_p)], x.device))
+        assert int((p > 0).sum()) == kept
+
+
+def test_a_bad_word_masks_its_last_token_where_all_others_precede_it_drafts_included() -> None:
+    vocab = 9
+    state = make_state(SamplingParams(bad_words=((1, 2, 3, 4), (5,), (3, 6))), [1, 2], vocab)
+    rows = rows_of(state, [1, 2], [3, 3], [-1, 0])
+    x = process(Batch(rows, [None] * 3), torch.zeros(3, vocab), {})
+    masked = [row.isinf().nonzero().flatten().tolist() for row in x]
+    assert masked == [[5], [4, 5, 6], [5, 6]]

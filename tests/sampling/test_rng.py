@@ -45,7 +45,7 @@ def test_numbers_are_uniform_along_every_argument(axis: str) -> None:
         u = uniforms(fixed, ramp, 0)
     else:
         u = np.array([uniform(5, 6, stream("draft", i)) for i in range(n)])
-    assert 0.0 <= u.min()
+    assert u.min() >= 0.0
     assert u.max() < 1.0
     pairs = np.floor(u[::2] * 16) * 16 + np.floor(u[1::2] * 16)
     counts = np.bincount(pairs.astype(int), minlength=256)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from sampling_enumeration import Law, LawOf, Prefix, Script
 from sampling_schemes import Scheme, draft, likeliest, paths, rejection, without
+
 from tokloom.core.sampling.verify import accept_probability, children_of, residual_law
 
 
@@ -68,6 +68,14 @@ def residual_from_p(script: Script, p: LawOf, q: LawOf, parents: Sequence[int]) 
     return _walk(script, p, p, tokens, parents, laws, lambda law, r, own, token: law)
 
 
+def draft_dropped_for_a_repeat(script: Script, p: LawOf, q: LawOf, parents: Sequence[int]) -> Prefix:
+    """Siblings are drawn independently, and the whole draft is dropped if two of them are equal."""
+    tokens, laws = draft(parents, lambda path, taken: (script.draw(0, q(path)), q(path)))
+    if len(set(zip(tokens, parents, strict=True))) < len(tokens):
+        return (script.draw(0, p(())),)
+    return rejection(script, p, tokens, parents, laws)
+
+
 def typical_acceptance(script: Script, p: LawOf, q: LawOf, parents: Sequence[int]) -> Prefix:
     """Medusa's: an argmax draft stands where p is above min(0.09, 0.3 exp(-entropy)). Lossy by design."""
     tokens, _ = draft(parents, lambda path, taken: (likeliest(q(path), taken), None))
@@ -126,6 +134,7 @@ WRONG: dict[str, Scheme] = {
         no_replacement_not_renormalised,
         accepted_on_unfiltered_law,
         residual_from_p,
+        draft_dropped_for_a_repeat,
         typical_acceptance,
     )
 }
