@@ -209,7 +209,7 @@ class Committer:
         rows = sum(span.rows + span.drafted - len(span.accepted) for span in result.spans)
         decoding = plan.num_decode + plan.num_verify
         if decoding == len(plan.spans):
-            self._controller.observe(rows, decoding, now - launched, drafted, accepted)
+            self._controller.observe(rows, decoding, now - started, drafted, accepted)
         state.policy.observe(SchedEvent(kind="step", at=now, rows=rows, seconds=now - launched))
         if state.composition.observers:
             self._tell(plan, result, (started, launched, now), rows)

@@ -127,13 +127,18 @@ class Device:
     stream: Stream
 
     @property
+    def is_host(self) -> bool:
+        """Whether tensors live in host memory and operators run when they are called."""
+        return self.info.type == "cpu"
+
+    @property
     def torch_device(self) -> torch.device:
         return torch.device(self.info.name)
 
     def upload(self, array: "NDArray[np.generic]") -> torch.Tensor:
         """The array as a tensor on the device; in host memory it is shared, not copied."""
         tensor = torch.from_numpy(array)
-        return tensor if self.info.type == "cpu" else tensor.to(self.info.name, non_blocking=True)
+        return tensor if self.is_host else tensor.to(self.info.name, non_blocking=True)
 
     def capture(self, record: Callable[[], T]) -> Graph[T]:
         """Record what `record` launches."""

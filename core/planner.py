@@ -124,9 +124,13 @@ class Planner:
         ready = [seq for seq in sequences if self._wants_rows(seq)][: step.rows]
         step.decoding = len(ready)
         room = step.rows - len(ready)
+        limits = {seq.seq_id: self._draft_limit(seq) for seq in ready}
+        best = self.controller.choose(len(ready), max(limits.values(), default=0))
         wanted: dict[SeqId, int] = {}
         for seq in ready:
-            k = min(self._draft_limit(seq, len(ready)), room)
+            k = min(limits[seq.seq_id], best, room)
+            if k > 0:
+                k = self._state.policy.draft_k(seq.view, seq.draft_stats, len(ready), k)
             if k > 0:
                 wanted[seq.seq_id] = k
                 room -= k
@@ -135,8 +139,8 @@ class Planner:
             if seq.seq_id in self._state.running:
                 self._plan_decode(step, seq, drafts.get(seq.seq_id, NO_DRAFT), wanted.get(seq.seq_id, 0))
 
-    def _draft_limit(self, seq: Sequence, decoding: int) -> int:
-        """How many tokens to draft for a sequence: policy, controller, and what length and seals leave."""
+    def _draft_limit(self, seq: Sequence) -> int:
+        """How many tokens could be drafted for a sequence: what its state, its length and seals leave."""
         if not self._max_k or not seq.generates or (seq.request.sampling.n > 1 and not seq.forked):
             return 0
         host = self._state.host_spec
@@ -144,11 +148,7 @@ class Planner:
             return 0
         limit = seq.length_limit(self._settings.max_model_tokens)
         k = min(self._max_k, limit - len(seq.tokens) - seq.pending - 1)
-        k = min(k, self._until_seal(seq.num_scheduled))
-        if k <= 0:
-            return 0
-        k = min(k, self.controller.choose(decoding, k))
-        return self._state.policy.draft_k(seq.view, seq.draft_stats, decoding, k) if k > 0 else 0
+        return max(0, min(k, self._until_seal(seq.num_scheduled)))
 
     def _until_seal(self, start: int) -> int:
         """Drafts that a span from `start` may carry without crossing a seal boundary: a plain decode would have sealed

@@ -16,7 +16,7 @@ from tokloom.core.graphs import DecodeGraphs
 from tokloom.core.plan import RowBegin, Span, StepPlan
 from tokloom.core.pools import PagePools
 from tokloom.core.rows import Rows
-from tokloom.core.sampling import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, TokenLogprobs, uniform
+from tokloom.core.sampling import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, TokenLogprobs, stream, uniform
 from tokloom.core.sequence import Sequence as CoreSequence
 from tokloom.core.speculation import DeviceSpeculation
 from tokloom.sdk import (
@@ -87,7 +87,8 @@ class Runner:
         )
         spec = composition.model.spec
         mode = "rejection" if settings.verification == "rejection" else "match"
-        self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode)  # type: ignore[arg-type]
+        block = {} if composition.device.is_host else {"block_elements": 0}
+        self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode, **block)  # type: ignore[arg-type]
         self._attend = Attend(composition, self.rows, pools)
         self.graphs = DecodeGraphs(composition, model, self.rows, self._attend)
         self._live: dict[SeqId, CoreSequence] = {}
@@ -100,7 +101,7 @@ class Runner:
         self.on_device: DeviceSpeculation | None = None
         if part is not None and part.caps.placement == "device":
             self.on_device = DeviceSpeculation(part.plugin, self.rows, self.sampler)
-        composition.context.bind_sampling(uniform, self._sample_draft)
+        composition.context.bind_sampling(_plugin_uniform, self._sample_draft)
 
     def register(self, seq: CoreSequence) -> None:
         """A sequence will begin in the next plan. It may still have to end in one that was launched before."""
@@ -347,6 +348,11 @@ class Runner:
     def _sample_draft(self, seq_id: SeqId, depth: int, q_logits: Tensor) -> int:
         position = int(self.rows.length[self.rows.of(seq_id)]) - 1 + depth
         return self.sampler.sample_draft(seq_id, depth, position, q_logits)
+
+
+def _plugin_uniform(seed: int, position: int, number: int) -> float:
+    """Draws for plugins, apart from those of the sampler."""
+    return uniform(seed, position, stream("plugin", number))
 
 
 def _wanted_rows(spans: Sequence[Span], step: StepRows) -> dict[int, tuple[int, int]]:
