@@ -1,0 +1,91 @@
+"""Locks: what a composition was made of, so that a later start can refuse anything else."""
+
+import hashlib
+import json
+import os
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from tokloom.core.compose.composer import Composer
+from tokloom.core.composition import Composition
+from tokloom.sdk import ProfileError
+
+_VERSION = 1
+
+
+def make_lock(composer: Composer, composition: Composition) -> str:
+    """TOML text: options, distributions with versions and hashes, contract versions, model digest."""
+    lines = [f"lock = {_VERSION}", "", "[model]", f"name = {_quote(composition.model.spec.name)}"]
+    lines += [f"digest = {_quote(composition.model.spec.digest)}", "", "[namespace]"]
+    lines += [f"digest = {_quote(composition.layout.namespace.hex())}"]
+    for choice in sorted(composer.explanation.choices, key=lambda choice: choice.section):
+        lines += ["", f"[plugin.{_quote(choice.section)}]", f"kind = {_quote(choice.kind)}"]
+        lines += [f"name = {_quote(choice.plugin)}", f"distribution = {_quote(choice.distribution)}"]
+        lines += [f"contract = {_quote(choice.contract)}"]
+        lines += [f"option.{_quote(key)} = {_quote(value)}" for key, (value, _) in sorted(choice.options.items())]
+    for name in sorted({choice.distribution for choice in composer.explanation.choices}):
+        version, digest = _distribution(name)
+        lines += ["", f"[distribution.{_quote(name)}]", f"version = {_quote(version)}", f"hash = {_quote(digest)}"]
+    return "\n".join(lines) + "\n"
+
+
+def check_lock(text: str, composer: Composer, composition: Composition, source: str) -> list[str]:
+    """Every difference between a lock and the composition at hand, in words; empty if they agree.
+
+    Raises ProfileError if the text is no lock.
+    """
+    try:
+        locked = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"is not a lock: {error}", subject=source, remedy="Make it with compose --lock") from None
+    if locked.get("lock") != _VERSION:
+        raise ProfileError(f"has lock version {locked.get('lock')!r}", subject=source, remedy="Make it again")
+    current = tomllib.loads(make_lock(composer, composition))
+    return _differences(locked, current, "")
+
+
+def _differences(old: object, new: object, path: str) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted({*old, *new}):
+            inner = f"{path}.{key}" if path else key
+            if key not in old:
+                found.append(f"{inner} is new")
+            elif key not in new:
+                found.append(f"{inner} is gone")
+            else:
+                found += _differences(old[key], new[key], inner)
+        return found
+    return [] if old == new else [f"{path} was {old!r} and is {new!r}"]
+
+
+def _distribution(name: str) -> tuple[str, str]:
+    """Version and a hash over the distribution's recorded files (path, recorded hash), or its modules when editable."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return "0", "local"
+    digest = hashlib.sha256()
+    for file in sorted(found.files or [], key=str):
+        if file.hash is not None:
+            digest.update(f"{file}\0{file.hash.value}\0".encode())
+    if (found.read_text("direct_url.json") or "").find('"editable": true') >= 0:
+        _hash_sources(digest)
+    return found.version, digest.hexdigest()
+
+
+def _hash_sources(digest: "hashlib._Hash") -> None:
+    """An editable install records no module: hash this package's sources."""
+    import tokloom
+
+    root = Path(tokloom.__file__).parent
+    found: list[Path] = []
+    for folder, _, names in os.walk(root, followlinks=True):
+        found += [Path(folder) / name for name in names if name.endswith(".py")]
+    for path in sorted(found):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text)  # a JSON string is a TOML basic string

@@ -1,0 +1,19 @@
+"""Profiles: reading, merging and checking. Nothing here imports a plugin or torch."""
+
+from tokloom.core.profile.errors import Problem, ProfileProblems
+from tokloom.core.profile.jsonschema import profile_schema
+from tokloom.core.profile.load import Profile, load_profile
+from tokloom.core.profile.schema import EngineSection, ModelSection, PluginSection
+from tokloom.core.profile.types import Secret
+
+__all__ = [
+    "EngineSection",
+    "ModelSection",
+    "PluginSection",
+    "Problem",
+    "Profile",
+    "ProfileProblems",
+    "Secret",
+    "load_profile",
+    "profile_schema",
+]

@@ -1,0 +1,74 @@
+"""Problems of a profile, each pointing at its source, rendered the way compilers do."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from tokloom.sdk import ProfileError
+
+
+@frozen
+class Place:
+    """Where a key and its value stand. `line` and `column` count from 1; 0 where there is no text to point at.
+
+    Attributes:
+        source: a file's path, `environment variable X`, or `--set text`.
+        text: the line itself, to show.
+        column, width: of the value; `key_column`, `key_width`: of the key.
+    """
+
+    source: str
+    line: int = 0
+    text: str = ""
+    column: int = 0
+    width: int = 1
+    key_column: int = 0
+    key_width: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.key_column}" if self.line else self.source
+
+
+@frozen
+class Problem:
+    """One thing that is wrong. `at_key` puts the caret under the key instead of the value."""
+
+    message: str
+    place: Place
+    key: str = ""
+    help: str = ""
+    at_key: bool = False
+
+    def render(self) -> str:
+        place = self.place
+        lines = [f"error: {self.message}"]
+        column = place.key_column if self.at_key else place.column
+        width = place.key_width if self.at_key else place.width
+        if place.line:
+            number = str(place.line)
+            gutter = " " * len(number)
+            lines.append(f"{gutter}--> {place.source}:{place.line}:{column}")
+            lines.append(f"{gutter} |")
+            lines.append(f"{number} | {place.text}")
+            inside = f" in `{self.key}`" if self.key else ""
+            lines.append(f"{gutter} | {' ' * (column - 1)}{'^' * max(1, width)}{inside}")
+        else:
+            lines.append(f" --> {place.source}" + (f", in `{self.key}`" if self.key else ""))
+        if self.help:
+            lines.append(f" = help: {self.help}")
+        return "\n".join(lines)
+
+
+class ProfileProblems(ProfileError):
+    """All problems of a profile at once. `str` renders them."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        super().__init__(first.message, subject=str(first.place), remedy=first.help)
+
+    def __str__(self) -> str:
+        return "\n\n".join(problem.render() for problem in self.problems)
+
+    def __reduce__(self) -> "tuple[object, ...]":
+        return (ProfileProblems, (self.problems,))
