@@ -1,3 +1,55 @@
-"""Tokloom: a plugin-based microkernel for LLM inference."""
+"""Tokloom: a plugin-based microkernel for LLM inference.
+
+The names below are loaded when they are first used: importing `tokloom` needs neither torch nor a model.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokloom.api import AsyncEngine, Engine, Event, GenerateRequest, Result, TokenLogprobs, Usage
+    from tokloom.core.catalog import Catalog
+    from tokloom.sdk import ChatMessage, Objectives, SamplingParams, TokloomError
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncEngine": "tokloom.api",
+    "Catalog": "tokloom.core.catalog",
+    "ChatMessage": "tokloom.sdk",
+    "Engine": "tokloom.api",
+    "Event": "tokloom.api",
+    "GenerateRequest": "tokloom.api",
+    "Objectives": "tokloom.sdk",
+    "Result": "tokloom.api",
+    "SamplingParams": "tokloom.sdk",
+    "TokenLogprobs": "tokloom.api",
+    "TokloomError": "tokloom.sdk",
+    "Usage": "tokloom.api",
+}
+
+__all__ = [
+    "AsyncEngine",
+    "Catalog",
+    "ChatMessage",
+    "Engine",
+    "Event",
+    "GenerateRequest",
+    "Objectives",
+    "Result",
+    "SamplingParams",
+    "TokenLogprobs",
+    "TokloomError",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tokloom' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,98 @@
+"""What callers of the embedding API give and get."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from attrs import field, frozen
+
+from tokloom.core.events import TokenLogprobs, Usage
+from tokloom.sdk import ChatMessage, FinishReason, Objectives, RequestError, SamplingParams, TokloomError
+
+__all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
+
+
+def _messages(value: Sequence[ChatMessage | Mapping[str, str]] | None) -> tuple[ChatMessage, ...] | None:
+    if value is None:
+        return None
+    made = []
+    for index, message in enumerate(value):
+        if isinstance(message, ChatMessage):
+            made.append(message)
+            continue
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise RequestError(
+                f"message {index} needs the strings role and content", subject="messages", remedy="Send both as text"
+            )
+        made.append(ChatMessage(role, content))
+    return tuple(made)
+
+
+@frozen(kw_only=True)
+class GenerateRequest:
+    """One request. Exactly one of `prompt`, `token_ids` and `messages` is given.
+
+    Attributes:
+        prompt: text; goes through the model's chat template as a user message unless `raw`.
+        token_ids: ids, used as they are.
+        messages: a conversation for the chat template; mappings with role and content are accepted.
+        raw: take `prompt` as text to continue.
+        sampling: see `tokloom.sdk.SamplingParams`.
+        stop: strings that end the text; what matched is cut off unless `include_stop`.
+        task: `generate`, or `score` for the log-probability of each prompt token.
+        request_id: empty takes a fresh one.
+        salt: requests with different salts never share cached KV.
+        deadline: seconds from arrival after which the request ends.
+    """
+
+    prompt: str | None = None
+    token_ids: Sequence[int] | None = None
+    messages: tuple[ChatMessage, ...] | None = field(default=None, converter=_messages)
+    raw: bool = False
+    sampling: SamplingParams = field(factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    task: Literal["generate", "score"] = "generate"
+    request_id: str = ""
+    priority: int = 0
+    tenant: str = ""
+    salt: str = ""
+    objectives: Objectives = field(factory=Objectives)
+
+
+@frozen(kw_only=True)
+class Event:
+    """Progress of one of a request's sequences.
+
+    Attributes:
+        index: which of the request's `n` sequences.
+        text: what is new; never half a character. Empty without a tokenizer.
+        token_ids: committed since the last event.
+        finish_reason: on the sequence's last event.
+    """
+
+    request_id: str
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    error: TokloomError | None = field(default=None, eq=False)
+
+
+@frozen(kw_only=True)
+class Result:
+    """A finished sequence: all of its events together."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: TokloomError | None = field(default=None, eq=False)
