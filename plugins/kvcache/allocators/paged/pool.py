@@ -1,4 +1,4 @@
-"""PagePool: the pages of one pool, who holds each, and when it may be taken again.
+r"""PagePool: the pages of one pool, who holds each, and when it may be taken again.
 
 Every page is in exactly one region; `take` serves from the left two:
 
