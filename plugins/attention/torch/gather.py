@@ -64,6 +64,6 @@ def _plain(pages: Pages, name: str, index: TokenIndex, dtype: torch.dtype) -> Te
     taken = index.take(pages.planes[name])
     if taken.dtype != torch.int8:
         return taken.to(dtype)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    scale = index.take(pages.planes[f"{name}_scale"]).to(wide)
-    return taken.to(wide).mul_(scale.unsqueeze(-1)).to(dtype)
+    # in float32 whatever the queries are, so that the values are exactly those of the codec's reader
+    scale = index.take(pages.planes[f"{name}_scale"]).float()
+    return taken.float().mul_(scale.unsqueeze(-1)).to(dtype)
