@@ -105,7 +105,7 @@ def check_contracts(name: str, tree: ast.Module) -> Iterator[str]:
     if not name.startswith("sdk/contracts/"):
         return
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") and node.name != "__call__":
+        if not isinstance(node, ast.FunctionDef) or (node.name.startswith("__") and node.name != "__call__"):
             continue
         if node.args.kwarg is not None:
             yield f"{name}:{node.lineno}: {node.name} takes **{node.args.kwarg.arg}"

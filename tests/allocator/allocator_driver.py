@@ -205,7 +205,9 @@ class Driver:
         """Rows and leases that hold a page."""
         g, pool, page = place
         rows = [f"sequence {seq_id}" for seq_id, t in self.tables.items() if page in t.get((g, pool), {}).values()]
-        return rows + [f"lease {lease.lease_id}" for lease, _ in self.leases if pool == "main" and (g, page) in lease.pages]
+        return rows + [
+            f"lease {lease.lease_id}" for lease, _ in self.leases if pool == "main" and (g, page) in lease.pages
+        ]
 
     def in_flight(self, place: Place) -> bool:
         return any(place in step.touched() for step in self.flight + self.executed)
@@ -359,7 +361,9 @@ class Driver:
             for position in range(start, stop):
                 page = table.get(position // g.page_tokens)
                 if page is not None:
-                    self.memory[g.id, "main", page][position % g.page_tokens] = self.tag(g, seq.scope, seq.tokens, position)
+                    self.memory[g.id, "main", page][position % g.page_tokens] = self.tag(
+                        g, seq.scope, seq.tokens, position
+                    )
 
     # -- launching and committing ------------------------------------------------------------------------------------
 
@@ -457,7 +461,9 @@ class Driver:
         if kept < span.stop:
             seq.num_scheduled = kept
             seq.tokens = seq.tokens[: kept + 1]
-            self.apply(self.alloc.truncate(seq.seq_id, kept, self.last_launch()), rewritable=lambda delta: delta.page < 0)
+            self.apply(
+                self.alloc.truncate(seq.seq_id, kept, self.last_launch()), rewritable=lambda delta: delta.page < 0
+            )
             self._require_kept(seq)
         child = None
         if seq.fork_next and seq.num_scheduled == seq.num_computed:
@@ -471,7 +477,11 @@ class Driver:
     def _require_kept(self, seq: FakeSequence) -> None:
         for g in self.spec.groups:
             tables = self.tables.get(seq.seq_id, {})
-            names = {index for pool in ("main", "open") for index in tables.get((g.id, "main" if pool == "main" else "open"), {})}
+            names = {
+                index
+                for pool in ("main", "open")
+                for index in tables.get((g.id, "main" if pool == "main" else "open"), {})
+            }
             past = [i for i in tables.get((g.id, self.write_pool(g)), {}) if i * g.page_tokens >= seq.num_computed]
             require("KV-01", not past, f"truncate kept pages {past} past {seq.num_computed} tokens")
             first = 0 if g.window is None else max(0, seq.num_computed - g.window + 1) // g.page_tokens
@@ -511,7 +521,9 @@ class Driver:
         for g_id, key, page in result.pages:
             g, path = self.spec.groups[g_id], self.paths[key][2]
             index = (len(path) - g.key_lookahead) // g.page_tokens - 1
-            require("KV-11", (index + 1) * g.page_tokens <= seq.num_computed, "a page was published before it was final")
+            require(
+                "KV-11", (index + 1) * g.page_tokens <= seq.num_computed, "a page was published before it was final"
+            )
             named = self.tables[seq.seq_id][g_id, "main"].get(index) == page
             require("KV-10", named, "a page was published under a key that is not its own")
         self._require_published(seq, keys)
