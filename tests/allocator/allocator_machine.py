@@ -19,9 +19,7 @@ LAYOUTS: dict[str, KVLayout] = {
     "model and draft": layout(group(0, 2), group(1, 2, lookahead=1), main=[14, 14]),
     "sealing, no residual": layout(group(0, 2, residual=0), main=[14], open=[12]),
     "sealing, residual 2": layout(group(0, 2, residual=2), main=[12], open=[14], zero=True),
-    "sealing window": layout(
-        group(0, 2, residual=1), group(1, 2, window=5, residual=2), main=[14, 12], open=[14, 12]
-    ),
+    "sealing window": layout(group(0, 2, residual=1), group(1, 2, window=5, residual=2), main=[14, 12], open=[14, 12]),
 }
 SCOPES = [Scope(), Scope(salt="other")]
 PATTERN = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 1]
