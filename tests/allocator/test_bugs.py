@@ -11,7 +11,7 @@ from tokloom.sdk import PluginFault
 
 #: the programs stop at the first failure; the correct allocator survives all of them
 PROGRAMS = settings(
-    max_examples=400,
+    max_examples=1200,
     stateful_step_count=40,
     deadline=None,
     database=None,
