@@ -628,8 +628,11 @@ class Driver:
         lease = self.alloc.lease_pages([(g_id, page)])
         require("KV-02", lease.pages == ((g_id, page),), "lease_pages leased something else")
         place: Place = (g_id, "main", page)
-        slots = self.memory[place]
-        self.leases.append((lease, {(place, i): tag for i, tag in enumerate(slots) if tag[0] == g_id}))  # type: ignore[index]
+        g, (_, scope, prefix) = self.spec.groups[g_id], self.paths[key]
+        start = len(prefix) - g.key_lookahead - g.page_tokens
+        tags = [self.tag(g, scope, prefix, start + slot) for slot in range(g.page_tokens)]
+        there = [slot for slot, tag in enumerate(tags) if self.memory[place][slot] == tag]  # a seal may be waiting
+        self.leases.append((lease, {(place, slot): tags[slot] for slot in there}))
 
     def end_lease(self, index: int) -> None:
         lease, _ = self.leases.pop(index)

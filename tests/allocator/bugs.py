@@ -15,7 +15,7 @@ from attrs import frozen
 from tokloom.plugins.kvcache.allocators.paged import allocator as allocator_module
 from tokloom.plugins.kvcache.allocators.paged import planning
 from tokloom.plugins.kvcache.allocators.paged.allocator import PagedAllocator
-from tokloom.plugins.kvcache.allocators.paged.index import PrefixIndex
+from tokloom.plugins.kvcache.allocators.paged.index import PrefixIndex, longest_hit
 from tokloom.plugins.kvcache.allocators.paged.pool import NEVER, NONE, PagePool
 from tokloom.plugins.kvcache.allocators.paged.publishing import Publication
 from tokloom.plugins.kvcache.allocators.paged.tables import Group, Row, Table
@@ -263,7 +263,7 @@ def a_quote_forgets_the_pins(self: PagedAllocator, seq: Any, want: SlotRequest, 
 
 @bug(allocator_module, "longest_hit", "P1", "P2")
 def a_hit_ignores_the_window_groups(
-    found: Any, page_tokens: Any, windows: Any, max_tokens: int, original: Any = allocator_module.longest_hit
+    found: Any, page_tokens: Any, windows: Any, max_tokens: int, original: Any = longest_hit
 ) -> int:
     return int(original(found, page_tokens, [None] * len(windows), max_tokens))
 

@@ -31,7 +31,10 @@ def random_programs() -> None:
 
 
 def test_the_correct_allocator_passes() -> None:
+    AllocatorMachine.totals.clear()
     random_programs()
+    did = AllocatorMachine.totals
+    assert min(did["hit_tokens"], did["evictions"], did["copies"], did["seals"]) > 0, f"the programs were idle: {did}"
     for scenario in {bug.scenario for bug in BUGS if bug.scenario is not None}:
         scenario()
 
