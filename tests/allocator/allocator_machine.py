@@ -2,6 +2,8 @@
 
 import random
 import sys
+from collections import Counter
+from typing import ClassVar
 
 import hypothesis.strategies as st
 from allocator_driver import Driver, group, layout
@@ -31,6 +33,8 @@ class AllocatorMachine(RuleBasedStateMachine):
     """Random programs. `allocator` is the class under test."""
 
     allocator: type[PagedAllocator] = PagedAllocator
+    #: what the programs so far made the allocator do
+    totals: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,4 +134,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         failing = sys.exc_info()[0] is not None
         if self.driver is not None and not failing:
+            stats = self.driver.alloc.stats()
+            for name in ("hit_tokens", "evictions", "copies", "seals"):
+                self.totals[name] += getattr(stats, name)
             self.driver.close()
