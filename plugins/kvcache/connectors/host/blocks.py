@@ -57,16 +57,17 @@ class BlockStore:
     def put(self, block: BlockId, stored: StoredBlock, keep: Collection[BlockId] = ()) -> bool:
         """Add a block as the most recently used one, evicting others but never those in `keep`.
 
-        False changes nothing: the block does not fit. An equal key means equal bytes: the newer copy wins.
+        False changes nothing: the block does not fit. A block that is held already stays as it is.
         """
         with self._lock:
-            old = self._blocks.get(block)
-            excess = self._bytes + stored.nbytes - self._capacity - (old.nbytes if old else 0)
+            if block in self._blocks:
+                return True
+            excess = self._bytes + stored.nbytes - self._capacity
             victims: list[BlockId] = []
             for other, held in self._blocks.items():
                 if excess <= 0:
                     break
-                if other != block and other not in keep:
+                if other not in keep:
                     victims.append(other)
                     excess -= held.nbytes
             if excess > 0:
@@ -74,13 +75,9 @@ class BlockStore:
             for victim in victims:
                 self._drop(victim)
             self._evicted += len(victims)
-            if old is None:
-                self._note("stored", block[1])
-            else:
-                self._bytes -= old.nbytes
             self._blocks[block] = stored
-            self._blocks.move_to_end(block)
             self._bytes += stored.nbytes
+            self._note("stored", block[1])
             return True
 
     def touch(self, blocks: Iterable[BlockId]) -> None:
