@@ -41,15 +41,22 @@ class EngineCore:
     Args:
         composition: from `tokloom.core.compose.compose`.
         progress: told how far weight loading is.
+        poison_pools: fill KV memory with NaN first; for tests.
     """
 
-    def __init__(self, composition: Composition, *, progress: Callable[[int, int, str], None] = _no_progress) -> None:
+    def __init__(
+        self,
+        composition: Composition,
+        *,
+        progress: Callable[[int, int, str], None] = _no_progress,
+        poison_pools: bool = False,
+    ) -> None:
         self.composition = composition
         self._context = composition.context
         self._now = composition.context.now
         device = composition.device
         model = composition.model.load(composition.weights.plugin, device.info.name, progress)
-        self.pools = PagePools(composition.layout, device, composition.codec.plugin)
+        self.pools = PagePools(composition.layout, device, composition.codec.plugin, poison=poison_pools)
         composition.context.bind_pages(self.pools)
         self.runner = Runner(composition, model, self.pools)
         self.state = EngineState(composition, self.runner, self._now)

@@ -25,11 +25,15 @@ from tokloom.sdk import (
 class PagePools:
     """One uint8 buffer `[layers, pages, page_bytes]` per group and pool, and typed views of every plane.
 
-    Fresh memory is filled with 0xFF bytes (NaN in every float plane): whoever reads what nobody wrote shows it.
     Implements `tokloom.sdk.PageAccess`.
+
+    Args:
+        poison: fill fresh memory with 0xFF bytes (NaN in every float plane), so that whoever reads what nobody wrote
+            shows it. Otherwise it is left as it comes, and costs nothing until it is used.
     """
 
-    def __init__(self, layout: KVLayout, device: Device, codec: KVCodec) -> None:
+    def __init__(self, layout: KVLayout, device: Device, codec: KVCodec, *, poison: bool = False) -> None:
+        self._poison = poison
         self._layout = layout
         self._codec = codec
         self._buffers: dict[tuple[GroupId, Pool], Tensor] = {}
@@ -42,7 +46,8 @@ class PagePools:
     def _make(self, group: KVGroup, pool: Pool, format: KVFormat, pages: int, device: Device) -> None:
         shape = (len(group.layers), pages, format.page_bytes)
         buffer = torch.empty(shape, dtype=torch.uint8, device=device.torch_device)
-        buffer.fill_(0xFF)
+        if self._poison:
+            buffer.fill_(0xFF)
         self._buffers[group.id, pool] = buffer
         self._pages[group.id, pool] = tuple(_views(format, buffer[index]) for index in range(len(group.layers)))
 

