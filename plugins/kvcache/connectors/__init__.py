@@ -1,0 +1,1 @@
+"""Connectors: tiers and peers that keep KV pages outside the device pool."""
