@@ -29,7 +29,6 @@ class Committer:
         state = self._state
         state.settled = plan.step
         state.allocator.settle(plan.step)
-        state.tiers.settle(plan.step)
         keep = [self._commit_span(span, outcome) for span, outcome in zip(plan.spans, result.spans, strict=True)]
         if state.host_spec is not None and result.ingest is not None:
             self._ingest(result.ingest, keep)
@@ -40,7 +39,6 @@ class Committer:
         state = self._state
         state.settled = plan.step
         state.allocator.settle(plan.step)
-        state.tiers.settle(plan.step)
         fault = error if isinstance(error, TokloomError) else _launch_fault(error)
         for span in plan.spans:
             seq = state.live.get(span.seq_id)

@@ -162,6 +162,7 @@ class EngineCore:
     def _step(self) -> None:
         self._take_inbox()
         self._expire()
+        self.state.tiers.settle(self.state.settled)
         for seq, tokens, complete in self.state.tiers.poll():
             self._committer.loaded(seq, tokens, complete)
         depth = self.composition.settings.depth
@@ -205,12 +206,12 @@ class EngineCore:
         """Let the runner forget sequences that ended after the last plan."""
         state = self.state
         state.launched += 1
-        plan = StepPlan(step=state.launched, spans=(), ends=tuple(state.ends))
+        ops = state.allocator.drain(state.launched)
+        plan = StepPlan(step=state.launched, spans=(), ends=tuple(state.ends), ops=ops)
         state.ends, state.deltas = [], []
         self.runner.launch(plan).result()
         state.settled = state.launched
         state.allocator.settle(state.launched)
-        state.tiers.settle(state.launched)
 
     def _take_inbox(self) -> None:
         with self._lock:

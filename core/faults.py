@@ -1,4 +1,4 @@
-"""Faults: what plugins did wrong, counted per plugin and logged once each."""
+"""Faults: what plugins did wrong, counted per plugin; the first of each method is logged."""
 
 from tokloom.core.logs import get_logger
 
@@ -8,6 +8,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
+        self._logged: set[tuple[str, str]] = set()
         self._log = get_logger("faults")
         self.last: dict[str, str] = {}
 
@@ -16,7 +17,9 @@ class Faults:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._counts[plugin] = self._counts.get(plugin, 0) + 1
         self.last[plugin] = f"{method}: {text}"
-        self._log.warning("plugin_fault", plugin=plugin, method=method, reason=text)
+        if (plugin, method) not in self._logged:
+            self._logged.add((plugin, method))
+            self._log.warning("plugin_fault", plugin=plugin, method=method, reason=text)
 
     def count(self, plugin: str) -> int:
         return self._counts.get(plugin, 0)

@@ -21,6 +21,7 @@ from tokloom.sdk import (
     Defer,
     Draft,
     Hit,
+    NoSpace,
     OnDevice,
     Pending,
     Proposal,
@@ -146,6 +147,8 @@ class Planner:
         host = self._state.host_spec
         if host is not None and (seq.pending or not host.follows(seq.seq_id)):
             return 0
+        if any(begin.seq_id == seq.seq_id for begin in self._state.begins):
+            return 0  # forked or loaded since the last plan: the runner does not know it yet
         limit = seq.length_limit(self._settings.max_model_tokens)
         k = min(self._max_k, limit - len(seq.tokens) - seq.pending - 1)
         return max(0, min(k, self._until_seal(seq.num_scheduled)))
@@ -200,8 +203,17 @@ class Planner:
                 continue
             start = seq.num_scheduled
             rows = self._chunk(step, seq, start, now)
-            if rows and self._make_room(step, seq, start, start + rows):
+            if rows and not self._make_room(step, seq, start, start + rows):
+                rows = self._fitting(step, seq, start, rows)
+            if rows:
                 self._add_prefill(step, seq, start, rows)
+
+    def _fitting(self, step: _Step, seq: Sequence, start: int, rows: int) -> int:
+        """A shorter chunk for which there is room, allocated; 0 if there is none."""
+        while not self._grid and (rows := rows // 2):
+            if self._allocate(step, seq, start, start + rows):
+                return rows
+        return 0
 
     def _chunk(self, step: _Step, seq: Sequence, start: int, now: float) -> int:
         remaining = len(seq.tokens) - start
@@ -373,8 +385,13 @@ class Planner:
         start = hit.tokens
         seq.num_scheduled = seq.num_computed = start
         rows = self._chunk(step, seq, start, now)
-        want = SlotRequest(write_from=start, stop=start + rows, tokens=longest)
-        answer = state.allocator.allocate(seq.view, want, hit) if rows else None
+        answer: Allocation | NoSpace | None = None
+        while rows:
+            want = SlotRequest(write_from=start, stop=start + rows, tokens=longest)
+            answer = state.allocator.allocate(seq.view, want, hit)
+            if isinstance(answer, Allocation) or self._grid or state.running:
+                break
+            rows //= 2  # alone in the pool: start with what fits
         if not isinstance(answer, Allocation):
             seq.num_scheduled = seq.num_computed = 0
             return False

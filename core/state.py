@@ -121,7 +121,7 @@ class EngineState:
             else:
                 self.runner.unregister(seq.seq_id)
             self.begins = begun
-        for key in self._prompt_keys(seq):
+        for key in seq.keys.groups[0] if seq.keys.groups else ():
             if self.computing.get(key) == seq.seq_id:
                 del self.computing[key]
         seq.restart()

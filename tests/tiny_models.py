@@ -1,6 +1,7 @@
 """Tiny Llama-type checkpoints made by transformers, and an independent forward pass over them."""
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def tiny_llama(folder: Path, seed: int = 0, *, shard: str = "10GB", **changes: A
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=shard)
     return model
+
+
+def random_ids(seed: object, count: int, vocab: int = 131) -> list[int]:
+    """`count` token ids from `seed`."""
+    rng = random.Random(str(seed))
+    return [rng.randrange(vocab) for _ in range(count)]
 
 
 def edit_json(path: Path, **changes: Any) -> None:

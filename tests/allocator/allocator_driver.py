@@ -11,6 +11,7 @@ import copy
 import pickle
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import count
 
 from attrs import define, field
@@ -120,13 +121,15 @@ class Span:
     tables: dict[tuple[int, Pool], dict[int, int]] = field(factory=dict)
 
 
-@define
+@define(slots=False)
 class Step:
     number: int
     ops: tuple[PageOp, ...]
     spans: list[Span]
 
+    @cached_property
     def touched(self) -> set[Place]:
+        """Pages the step reads or writes."""
         places = {(g, pool, page) for s in self.spans for (g, pool), t in s.tables.items() for page in t.values()}
         return places | {place for op in self.ops for place in places_of(op)}
 
@@ -193,8 +196,8 @@ class Driver:
         return [seq for seq in self.seqs if seq.running]
 
     def idle(self, seq: FakeSequence) -> bool:
-        """Nothing planned and nothing in flight for the sequence."""
-        spans = [span for step in self.flight for span in step.spans] + self.plan
+        """Nothing in flight for the sequence."""
+        spans = [span for step in self.flight for span in step.spans]
         return all(span.seq is not seq or span.epoch != seq.epoch for span in spans)
 
     def frozen(self) -> bytes:
@@ -205,10 +208,12 @@ class Driver:
         """Rows and leases that hold a page."""
         g, pool, page = place
         rows = [f"sequence {seq_id}" for seq_id, t in self.tables.items() if page in t.get((g, pool), {}).values()]
-        return rows + [f"lease {lease.lease_id}" for lease, _ in self.leases if pool == "main" and (g, page) in lease.pages]
+        return rows + [
+            f"lease {lease.lease_id}" for lease, _ in self.leases if pool == "main" and (g, page) in lease.pages
+        ]
 
     def in_flight(self, place: Place) -> bool:
-        return any(place in step.touched() for step in self.flight + self.executed)
+        return any(place in step.touched for step in self.flight + self.executed)
 
     # -- deltas, evictions -------------------------------------------------------------------------------------------
 
@@ -222,7 +227,7 @@ class Driver:
             else:
                 table[delta.index] = delta.page
 
-    def note_allocation(self, seq: FakeSequence, result: Allocation, want: SlotRequest, hit: Hit) -> None:
+    def note_allocation(self, result: Allocation, want: SlotRequest, hit: Hit, waiting: set[Place]) -> None:
         hit_places = set()
         for g in self.spec.groups:
             first = 0 if g.window is None else max(0, hit.tokens - g.window + 1) // g.page_tokens
@@ -236,6 +241,7 @@ class Driver:
                 continue
             require("I9", not self.holders(place), f"{place} was given out while {self.holders(place)} hold it")
             require("KV-14", not self.in_flight(place), f"{place} was given out while a launched step touches it")
+            require("KV-05", place not in waiting, f"{place} was given out while an operation on it waits")
             published = delta.pool == "main" and delta.page in self.published[delta.group].values()
             require("I4", not published, f"{place} was given out while it can be found")
 
@@ -328,6 +334,7 @@ class Driver:
 
     def allocate(self, seq: FakeSequence, want: SlotRequest, hit: Hit) -> bool:
         before = self.frozen()
+        waiting = {place for op, _ in self.alloc.pending for place in places_of(op)}
         quote = self.alloc.quote(seq, want, hit)
         require("P3", self.frozen() == before, "quote changed the allocator")
         result = self.alloc.allocate(seq, want, hit)
@@ -337,7 +344,7 @@ class Driver:
             require("KV-06", result.short > 0, "nothing is missing")
             return False
         require("KV-07", quote.fits_now, "a quote said it does not fit and allocate succeeded")
-        self.note_allocation(seq, result, want, hit)
+        self.note_allocation(result, want, hit, waiting)
         for g in self.spec.groups:
             table = self.tables.get(seq.seq_id, {}).get((g.id, self.write_pool(g)), {})
             for index in range(want.write_from // g.page_tokens, -(-want.stop // g.page_tokens)):
@@ -359,7 +366,9 @@ class Driver:
             for position in range(start, stop):
                 page = table.get(position // g.page_tokens)
                 if page is not None:
-                    self.memory[g.id, "main", page][position % g.page_tokens] = self.tag(g, seq.scope, seq.tokens, position)
+                    self.memory[g.id, "main", page][position % g.page_tokens] = self.tag(
+                        g, seq.scope, seq.tokens, position
+                    )
 
     # -- launching and committing ------------------------------------------------------------------------------------
 
@@ -388,9 +397,10 @@ class Driver:
         for span in step.spans:
             if span.epoch == span.seq.epoch and span.seq.running:
                 self._commit(span, accept)
+        self.check()
         if settle:
             self.settle()
-        self.check()
+            self.check()
 
     def settle(self) -> None:
         """The executed steps have finished; every page that nobody needs turns into garbage."""
@@ -457,7 +467,9 @@ class Driver:
         if kept < span.stop:
             seq.num_scheduled = kept
             seq.tokens = seq.tokens[: kept + 1]
-            self.apply(self.alloc.truncate(seq.seq_id, kept, self.last_launch()), rewritable=lambda delta: delta.page < 0)
+            self.apply(
+                self.alloc.truncate(seq.seq_id, kept, self.last_launch()), rewritable=lambda delta: delta.page < 0
+            )
             self._require_kept(seq)
         child = None
         if seq.fork_next and seq.num_scheduled == seq.num_computed:
@@ -471,7 +483,11 @@ class Driver:
     def _require_kept(self, seq: FakeSequence) -> None:
         for g in self.spec.groups:
             tables = self.tables.get(seq.seq_id, {})
-            names = {index for pool in ("main", "open") for index in tables.get((g.id, "main" if pool == "main" else "open"), {})}
+            names = {
+                index
+                for pool in ("main", "open")
+                for index in tables.get((g.id, "main" if pool == "main" else "open"), {})
+            }
             past = [i for i in tables.get((g.id, self.write_pool(g)), {}) if i * g.page_tokens >= seq.num_computed]
             require("KV-01", not past, f"truncate kept pages {past} past {seq.num_computed} tokens")
             first = 0 if g.window is None else max(0, seq.num_computed - g.window + 1) // g.page_tokens
@@ -505,13 +521,20 @@ class Driver:
             require("P7", key not in self.published[g_id], "a key was published twice")
             require("KV-19", not seq.tainted, "a sequence of an invalidated scope published a page")
             self.published[g_id][key] = page
-        self.apply(result.deltas, rewritable=lambda delta: delta.index < len(self.tables[seq.seq_id]) + 10**9)
+        for delta in result.deltas:
+            if delta.pool == "open":
+                g = self.spec.groups[delta.group]
+                final = (delta.index + 1) * g.page_tokens + g.residual_tokens <= seq.num_computed
+                require("KV-11", final, f"page {delta.index} was sealed before {g.residual_tokens} tokens followed it")
+        self.apply(result.deltas, rewritable=lambda _: True)
         again = self.alloc.publish(seq, seq.num_computed, keys)
         require("P7", not again.pages and not again.deltas, "publishing again did something")
         for g_id, key, page in result.pages:
             g, path = self.spec.groups[g_id], self.paths[key][2]
             index = (len(path) - g.key_lookahead) // g.page_tokens - 1
-            require("KV-11", (index + 1) * g.page_tokens <= seq.num_computed, "a page was published before it was final")
+            require(
+                "KV-11", (index + 1) * g.page_tokens <= seq.num_computed, "a page was published before it was final"
+            )
             named = self.tables[seq.seq_id][g_id, "main"].get(index) == page
             require("KV-10", named, "a page was published under a key that is not its own")
         self._require_published(seq, keys)
@@ -605,12 +628,15 @@ class Driver:
         lease = self.alloc.lease_pages([(g_id, page)])
         require("KV-02", lease.pages == ((g_id, page),), "lease_pages leased something else")
         place: Place = (g_id, "main", page)
-        slots = self.memory[place]
-        self.leases.append((lease, {(place, i): tag for i, tag in enumerate(slots) if tag[0] == g_id}))  # type: ignore[index]
+        g, (_, scope, prefix) = self.spec.groups[g_id], self.paths[key]
+        start = len(prefix) - g.key_lookahead - g.page_tokens
+        tags = [self.tag(g, scope, prefix, start + slot) for slot in range(g.page_tokens)]
+        there = [slot for slot, tag in enumerate(tags) if self.memory[place][slot] == tag]  # a seal may be waiting
+        self.leases.append((lease, {(place, slot): tags[slot] for slot in there}))
 
     def end_lease(self, index: int) -> None:
         lease, _ = self.leases.pop(index)
-        self.alloc.end_lease(lease, self.last_launch())
+        self.alloc.end_lease(lease, self.rng.choice([self.settled, self.last_launch()]))
         state = self.frozen()
         try:
             self.alloc.end_lease(lease, self.last_launch())
@@ -635,6 +661,11 @@ class Driver:
         stats = self.alloc.stats()
         total = stats.free_pages + stats.cached_pages + stats.held_pages + stats.fenced_pages
         require("I11", total == stats.total_pages == len(self.memory), "the regions do not add up to the pools")
+        needed = sum(bool(self.holders(place)) or self.in_flight(place) for place in self.memory)
+        takeable = stats.free_pages + stats.cached_pages
+        require(
+            "KV-14", takeable + needed <= len(self.memory), "a page that someone holds or a step touches may be taken"
+        )
         for _, reads in self.leases:
             for (place, slot), tag in reads.items():
                 require("K1", self.memory[place][slot] == tag, f"leased {place} changed")

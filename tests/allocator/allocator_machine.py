@@ -2,6 +2,8 @@
 
 import random
 import sys
+from collections import Counter
+from typing import ClassVar
 
 import hypothesis.strategies as st
 from allocator_driver import Driver, group, layout
@@ -19,9 +21,7 @@ LAYOUTS: dict[str, KVLayout] = {
     "model and draft": layout(group(0, 2), group(1, 2, lookahead=1), main=[14, 14]),
     "sealing, no residual": layout(group(0, 2, residual=0), main=[14], open=[12]),
     "sealing, residual 2": layout(group(0, 2, residual=2), main=[12], open=[14], zero=True),
-    "sealing window": layout(
-        group(0, 2, residual=1), group(1, 2, window=5, residual=2), main=[14, 12], open=[14, 12]
-    ),
+    "sealing window": layout(group(0, 2, residual=1), group(1, 2, window=5, residual=2), main=[14, 12], open=[14, 12]),
 }
 SCOPES = [Scope(), Scope(salt="other")]
 PATTERN = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 1]
@@ -33,6 +33,8 @@ class AllocatorMachine(RuleBasedStateMachine):
     """Random programs. `allocator` is the class under test."""
 
     allocator: type[PagedAllocator] = PagedAllocator
+    #: what the programs so far made the allocator do
+    totals: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,4 +134,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         failing = sys.exc_info()[0] is not None
         if self.driver is not None and not failing:
+            stats = self.driver.alloc.stats()
+            for name in ("hit_tokens", "evictions", "copies", "seals"):
+                self.totals[name] += getattr(stats, name)
             self.driver.close()

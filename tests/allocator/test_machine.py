@@ -4,7 +4,7 @@ from allocator_machine import AllocatorMachine
 from hypothesis import HealthCheck, settings
 
 AllocatorMachine.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,

@@ -60,7 +60,7 @@ FOLDER_DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty weights": (lambda f: (f / TENSORS).write_bytes(b""), "damaged header"),
     "huge header": (lambda f: (f / TENSORS).write_bytes(struct.pack("<Q", 1 << 60) + b"{}"), "damaged header"),
     "truncated": (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-5000]), "truncated"),
-    "missing tensor": (lambda f: retensor(f, lambda t: t.pop(Q) and None), f"{Q} is missing"),
+    "missing tensor": (lambda f: retensor(f, lambda t: t.__delitem__(Q)), f"{Q} is missing"),
     "extra tensor": (
         lambda f: retensor(f, lambda t: t.update({"model.extra.weight": torch.zeros(2)})),
         "model.extra.weight is not part",

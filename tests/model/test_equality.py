@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ODD, DenseAttention, edit_json, hf_logits, tiny_llama
+from tiny_models import ODD, DenseAttention, edit_json, hf_logits, random_ids, tiny_llama
 
 from tokloom.plugins.models.decoder.family import DecoderFamily, DecoderModel
 from tokloom.plugins.ops.torch.ops import TorchOps
@@ -64,7 +64,7 @@ def test_logits_equal_transformers(tmp_path: Path, variant: str, shard: str) -> 
 
 def test_float64_is_closer_than_float32(tmp_path: Path) -> None:
     reference = tiny_llama(tmp_path).double()
-    ids = [random.Random(1).randrange(131) for _ in range(40)]
+    ids = random_ids(1, 40)
     ours = our_logits(open_model(tmp_path, "float64"), ids)
     assert ours.dtype == torch.float64
     # transformers rounds angles and norms to float32 whatever the dtype
@@ -74,19 +74,17 @@ def test_float64_is_closer_than_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near_float32(tmp_path: Path, dtype: str) -> None:
     tiny_llama(tmp_path)
-    ids = [random.Random(2).randrange(131) for _ in range(40)]
+    ids = random_ids(2, 40)
     half, full = our_logits(open_model(tmp_path, dtype), ids), our_logits(open_model(tmp_path), ids)
     assert (half - full).abs().max() < 0.15 * full.abs().max()
 
 
 def test_features_are_the_residual_stream_after_a_layer(tmp_path: Path) -> None:
     reference = tiny_llama(tmp_path)
-    ids = [random.Random(3).randrange(131) for _ in range(20)]
+    ids = random_ids(3, 20)
     model = open_model(tmp_path)
     decoder = model.load(DenseWeights(), "cpu", no_progress)
-    batch = ForwardBatch(
-        torch.tensor(ids), torch.arange(20), torch.tensor([0, 20]).int().numpy(), features=(0, 1)
-    )
+    batch = ForwardBatch(torch.tensor(ids), torch.arange(20), torch.tensor([0, 20]).int().numpy(), features=(0, 1))
     with torch.inference_mode():
         hidden = decoder.forward(batch, DenseAttention(80**-0.5), TorchOps())
         states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import llama_from_gguf, rounded, write_gguf
-from tiny_models import DenseAttention, hf_logits, tiny_llama
+from tiny_models import DenseAttention, hf_logits, random_ids, tiny_llama
 
 from tokloom.plugins.models.decoder.family import DecoderFamily
 from tokloom.plugins.models.decoder.gguf_file import GGUFFile
@@ -15,7 +15,13 @@ from tokloom.plugins.ops.torch.ops import TorchOps
 from tokloom.plugins.quant.weights.dense.method import DenseWeights
 from tokloom.sdk import ForwardBatch, ModelSource
 
-SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32}
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 
 
 def logits(path: Path, ids: list[int], dtype: str = "float32") -> torch.Tensor:
@@ -32,7 +38,7 @@ def logits(path: Path, ids: list[int], dtype: str = "float32") -> torch.Tensor:
 def test_every_type_gives_the_logits_of_the_same_rounded_weights(tmp_path: Path, kind: str, tied: bool) -> None:
     reference = tiny_llama(tmp_path, tie_word_embeddings=tied, **SIZES)
     write_gguf(tmp_path / "m.gguf", reference, kind)
-    ids = [random.Random(kind).randrange(131) for _ in range(60)]
+    ids = random_ids(kind, 60)
     expected = hf_logits(rounded(reference, kind), ids)
     assert (logits(tmp_path / "m.gguf", ids) - expected).abs().max() < 1e-3 * expected.abs().max()
 
@@ -60,7 +66,7 @@ def test_rope_factors_in_the_file_divide_the_frequencies(tmp_path: Path) -> None
         rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         **SIZES,
     )
-    ids = [random.Random(5).randrange(131) for _ in range(60)]
+    ids = random_ids(5, 60)
     expected = hf_logits(linear, ids)
     assert (logits(scaled, ids) - expected).abs().max() < 1e-3 * expected.abs().max()
     assert (logits(plain, ids) - expected).abs().max() > 1e-2 * expected.abs().max()
@@ -85,6 +91,8 @@ def test_the_header_of_the_real_file_is_what_the_gguf_package_reads(smollm2: Pat
     }
     for key, field in theirs.fields.items():
         if not key.startswith("GGUF."):
-            assert ours.metadata[key] == pytest.approx(field.contents()) if isinstance(
-                field.contents(), float
-            ) else ours.metadata[key] == field.contents(), key
+            assert (
+                ours.metadata[key] == pytest.approx(field.contents())
+                if isinstance(field.contents(), float)
+                else ours.metadata[key] == field.contents()
+            ), key

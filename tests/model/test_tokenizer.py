@@ -100,7 +100,9 @@ def test_unknown_pre_tokenizers_and_models_are_refused(smollm2: Path) -> None:
 def sentencepiece() -> DecoderTokenizer:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     scores = [0.0] * len(pieces)
-    for rank, text in enumerate(["▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "hello", "▁hello", "▁w", "or"]):
+    for rank, text in enumerate(
+        ["▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "hello", "▁hello", "▁w", "or"]
+    ):
         pieces.append(text)
         scores.append(-float(rank))
     kinds = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]
@@ -146,7 +148,9 @@ def folder_tokenizer(folder: Path, **config: object) -> None:
 
 
 def test_a_folder_brings_tokenizer_and_template(tmp_path: Path) -> None:
-    folder_tokenizer(tmp_path, add_bos_token=True, chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    folder_tokenizer(
+        tmp_path, add_bos_token=True, chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    )
     tokenizer = from_folder(tmp_path)
     assert tokenizer is not None
     ids = tokenizer.encode("añb", add_special=True)

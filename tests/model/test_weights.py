@@ -14,9 +14,7 @@ DTYPES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 def desc(rows: tuple[int, ...], size: int, dtype: str, bias: bool = False) -> LinearDesc:
     parts = tuple(f"p{i}" for i in range(len(rows)))
-    return LinearDesc(
-        name="l", role="mlp_in", parts=parts, out_parts=rows, in_features=size, bias=bias, dtype=dtype
-    )
+    return LinearDesc(name="l", role="mlp_in", parts=parts, out_parts=rows, in_features=size, bias=bias, dtype=dtype)
 
 
 def matrices(rows: tuple[int, ...], size: int, seed: int) -> list[Tensor]:
@@ -113,7 +111,9 @@ def test_rope_rotates_pairs_of_halves(dtype: str) -> None:
     ops = TorchOps()
     for _ in range(2):  # a second call with other angles must not reuse the first ones
         cos, sin = angles.cos(), angles.sin()
-        turned = ops.rope(q.clone(), k.clone(), cos.float() if dtype != "float64" else cos, sin.float() if dtype != "float64" else sin)
+        turned = ops.rope(
+            q.clone(), k.clone(), cos.float() if dtype != "float64" else cos, sin.float() if dtype != "float64" else sin
+        )
         for before, after in zip((q, k), turned, strict=True):
             pairs = torch.complex(before.double()[..., :4], before.double()[..., 4:]) * torch.polar(
                 torch.ones_like(angles), angles

@@ -6,15 +6,16 @@ from typing import Final
 
 from tokloom.plugins.kvcache.allocators.paged import planning
 from tokloom.plugins.kvcache.allocators.paged.audit import audit
+from tokloom.plugins.kvcache.allocators.paged.groups import make_groups
 from tokloom.plugins.kvcache.allocators.paged.index import longest_hit
-from tokloom.plugins.kvcache.allocators.paged.pool import NEVER, NONE, SUBJECT, PagePool, fault
+from tokloom.plugins.kvcache.allocators.paged.pool import NEVER, NONE, PagePool, fault
 from tokloom.plugins.kvcache.allocators.paged.publishing import Publication
+from tokloom.plugins.kvcache.allocators.paged.reclaim import immediate_gain
 from tokloom.plugins.kvcache.allocators.paged.tables import Group, Part, Row, Table, pad, set_entry
 from tokloom.sdk import (
     Allocation,
     AllocatorStats,
     CacheKey,
-    CompositionError,
     CopyPage,
     Evicted,
     GroupId,
@@ -47,11 +48,7 @@ class PagedAllocator:
     """
 
     def __init__(self, layout: KVLayout, *, prefix_cache: bool = True) -> None:
-        _check(layout)
-        self.groups = [
-            Group(spec, main, open_)
-            for spec, main, open_ in zip(layout.groups, layout.main_pages, layout.open_pages, strict=True)
-        ]
+        self.groups = make_groups(layout)
         self.prefix_cache = prefix_cache
         self.zero_new_pages = layout.zero_new_pages
         self.rows: dict[SeqId, Row] = {}
@@ -247,21 +244,7 @@ class PagedAllocator:
         row = self.rows.get(seq_id)
         if row is None:
             return 0
-        gain = sum(len(table.reserve) for table in row.tables)
-        eased: dict[tuple[PagePool, PageId], int] = {}
-        mine = set(self._held_by(row))
-        for pool, page in self._held_by(row):
-            while pool.refs[page] - ((pool, page) in mine) == 0 and not pool.holds[page]:
-                if pool.fences[page] > pool.settled or pool.busy[page] > eased.get((pool, page), 0):
-                    break
-                gain += 1
-                page = pool.parents[page]
-                if page == NONE:
-                    break
-                eased[pool, page] = eased.get((pool, page), 0) + 1
-                if (pool, page) in mine:
-                    break
-        return gain
+        return immediate_gain(self._held_by(row)) + sum(len(table.reserve) for table in row.tables)
 
     def stats(self) -> AllocatorStats:
         pools = [pool for group in self.groups for pool in group.pools()]
@@ -392,22 +375,3 @@ class PagedAllocator:
         self._lease_ids += 1
         self.leases[self._lease_ids] = holds
         return Lease(self._lease_ids, main)
-
-
-def _check(layout: KVLayout) -> None:
-    """Refuse a layout that contradicts itself."""
-    if not len(layout.groups) == len(layout.main_pages) == len(layout.open_pages):
-        raise _refuse("the layout names a different number of groups and pools")
-    for index, group in enumerate(layout.groups):
-        if group.id != index:
-            raise _refuse(f"group {group.id} stands at place {index}")
-        if group.open is not None and group.open.page_tokens != group.main.page_tokens:
-            raise _refuse(f"open and sealed pages of group {index} cover different numbers of tokens")
-        if group.open is None and group.residual_tokens:
-            raise _refuse(f"group {index} has residual tokens but no open pool to keep them in")
-        if group.window is not None and group.window < 1:
-            raise _refuse(f"group {index} has a window of {group.window} keys")
-
-
-def _refuse(reason: str) -> CompositionError:
-    return CompositionError(reason, subject=SUBJECT, remedy="Correct the codec's or the model's KV groups")

@@ -12,6 +12,8 @@ DTYPES: Final = ("float64", "float32", "bfloat16", "float16")
 LEVELS: Final = 127
 #: the largest float32 scale whose 127-fold is still finite
 LARGEST_SCALE: Final = float.fromhex("0x1.020406p+121")
+#: float32's smallest step, which stands in for a scale of zero in divisions
+SMALLEST_SCALE: Final = 2.0**-149
 
 
 class Int8Codec:
@@ -52,10 +54,14 @@ class Int8Codec:
             kept = slots >= 0
             k, v, slots = k[kept], v[kept], slots[kept]
         page, offset = _locate(slots, pages)
-        for name, rows in (("k", k), ("v", v)):
-            codes, scale = _encode(rows)
-            pages.planes[name][page, offset] = codes
-            pages.planes[f"{name}_scale"][page, offset] = scale
+        if k.shape == v.shape:
+            # one pass over both: the rows are independent, and a decode step is bound by calls
+            codes, scale = _encode(torch.cat((k, v), dim=1))
+            (k_codes, v_codes), (k_scale, v_scale) = codes.chunk(2, 1), scale.chunk(2, 1)
+        else:
+            (k_codes, k_scale), (v_codes, v_scale) = _encode(k), _encode(v)
+        for name, rows in (("k", k_codes), ("v", v_codes), ("k_scale", k_scale), ("v_scale", v_scale)):
+            pages.planes[name][page, offset] = rows
 
     def read(self, layer: int, pages: Pages, page_ids: Tensor) -> tuple[Tensor, Tensor]:
         """See KVCodec."""
@@ -78,8 +84,8 @@ class Int8Codec:
 def _encode(rows: Tensor) -> tuple[Tensor, Tensor]:
     """`[T, heads, size]` to int8 codes and float32 scales `[T, heads]`, each row by itself."""
     wide = rows if rows.dtype == torch.float64 else rows.float()
-    scale = (wide.abs().amax(-1) / LEVELS).clamp_(max=LARGEST_SCALE).float()
-    divisor = torch.where(scale == 0, 1, scale).to(wide.dtype).unsqueeze(-1)
+    scale = (torch.linalg.vector_norm(wide, torch.inf, -1) / LEVELS).clamp_(max=LARGEST_SCALE).float()
+    divisor = scale.clamp(min=SMALLEST_SCALE).unsqueeze(-1)
     return (wide / divisor).round_().clamp_(-LEVELS, LEVELS).to(torch.int8), scale
 
 

@@ -1,0 +1,292 @@
+"""A real engine over content-tagged doubles, with everything checked after every step."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from tokloom.conformance.doubles import offers, oracle
+from tokloom.conformance.doubles.tagged import SHAPES, VOCAB
+from tokloom.core.catalog import Catalog
+from tokloom.core.compose import Composer
+from tokloom.core.composition import Composition
+from tokloom.core.device import Device, LazyStream
+from tokloom.core.engine import EngineCore
+from tokloom.core.events import TokenLogprobs, Usage
+from tokloom.core.profile import load_profile
+from tokloom.sdk import Request, SamplingParams, Scope, TokenSegment, TokloomError
+
+
+class Clock:
+    """Time that only tests move."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        self.time += 0.001
+        return self.time
+
+
+def compose(
+    *,
+    model: str = "tagged",
+    page: int = 4,
+    pages: int = 200,
+    depth: int = 0,
+    lazy: bool = False,
+    batch: int = 32,
+    sequences: int = 6,
+    longest: int = 120,
+    attention: Any = "torch",
+    codec: Any = "dense",
+    allocator: Any = "paged",
+    scheduler: Any = "plain",
+    speculator: Any = None,
+    drafts: int = 4,
+    tiers: Sequence[Any] = (),
+    observers: Sequence[str] = ("recorder",),
+    clock: Clock | None = None,
+    **engine: Any,
+) -> Composition:
+    """A composition of real and double plugins through the real composer; every pool has `pages` pages."""
+    profile: dict[str, Any] = {
+        "schema": 1,
+        "model": {"path": model},
+        "engine": {
+            "device": "cpu",
+            "threads": 1,
+            "page_tokens": page,
+            "max_batch_tokens": batch,
+            "max_sequences": sequences,
+            "max_model_tokens": longest,
+            "max_draft_tokens": drafts,
+            "depth": depth,
+            "kv_memory": "64MiB",
+            "seed": 7,
+            **engine,
+        },
+        "attention": attention,
+        "kv": {"allocator": allocator, "codec": codec, "tiers": list(tiers)},
+        "scheduler": scheduler,
+        "weights": "none",
+        "ops": "none",
+        "observers": list(observers),
+        "logits": ["shift", "parity"],
+    }
+    if speculator is not None:
+        profile["speculation"] = speculator
+    loaded = load_profile(profile, environment={})
+    composer = Composer(loaded, SmallPools(pages, clock or Clock()))
+    composition = composer.compose()
+    stream = LazyStream() if lazy else composition.device.stream
+    return attrs.evolve(composition, device=Device(composition.device.info, stream))
+
+
+class SmallPools(Catalog):
+    """The installed plugins and the doubles; pools get an exact number of pages."""
+
+    def __init__(self, pages: int, clock: Clock) -> None:
+        super().__init__(extra=offers())
+        self.pages = pages
+        self.clock = clock
+
+    def resolve(self, kind: Any, name: str) -> Any:
+        found = super().resolve(kind, name)
+        original = found.offer.factory
+
+        def factory(options: Any, context: Any) -> Any:
+            context._now = self.clock
+            if kind in ("allocator", "connector"):
+                layout = context.layout
+                if layout.main_pages[0] != self.pages:
+                    main = tuple(self.pages for _ in layout.groups)
+                    opened = tuple(self.pages if group.open else 0 for group in layout.groups)
+                    context.bind_layout(attrs.evolve(layout, main_pages=main, open_pages=opened))
+            return original(options, context)
+
+        return attrs.evolve(found, offer=attrs.evolve(found.offer, factory=factory))
+
+
+def start(composition: Composition) -> EngineCore:
+    """An engine whose memory is poisoned. The layout is the one the small pools were given."""
+    composition = attrs.evolve(composition, layout=composition.context.layout)
+    return EngineCore(composition, poison_pools=True)
+
+
+def request(name: str, prompt: Sequence[int], **options: Any) -> Request:
+    """A request; sampling parameters and request fields by name. Greedy unless a temperature is given."""
+    fields = {field.name for field in attrs.fields(SamplingParams)}
+    sampling = {"temperature": 0.0, "max_tokens": 8, **{k: v for k, v in options.items() if k in fields}}
+    others = {k: v for k, v in options.items() if k not in fields and k != "salt"}
+    return Request(
+        request_id=name,
+        segments=(TokenSegment(prompt),),
+        sampling=SamplingParams(**sampling),
+        scope=Scope(salt=options.get("salt", "")),
+        **others,
+    )
+
+
+@attrs.define
+class Outcome:
+    """All events of one sequence together."""
+
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    reason: str | None = None
+    error: TokloomError | None = None
+    usage: Usage | None = None
+
+    @property
+    def said(self) -> tuple[tuple[int, ...], str | None]:
+        return tuple(self.tokens), self.reason
+
+
+class World:
+    """Drives one engine and checks it after every step."""
+
+    def __init__(self, composition: Composition, *, check: bool = True) -> None:
+        self.composition = composition
+        self.core = start(composition)
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.check = check
+        self.windows = SHAPES[composition.model.spec.name][0]
+
+    def add(self, *requests: Request) -> None:
+        for item in requests:
+            self.core.add(item)
+
+    def step(self) -> None:
+        for event in self.core.step():
+            outcome = self.outcomes.setdefault((event.request_id, event.child), Outcome())
+            assert outcome.reason is None, f"an event after the last one: {event}"
+            outcome.tokens += event.tokens
+            outcome.logprobs += event.logprobs
+            outcome.prompt_logprobs = event.prompt_logprobs or outcome.prompt_logprobs
+            outcome.reason, outcome.error, outcome.usage = event.finish_reason, event.error, event.usage
+        if self.check:
+            self.audit()
+
+    def run(self, *requests: Request, limit: int = 4000) -> dict[tuple[str, int], Outcome]:
+        """Add requests and run until nothing is left."""
+        self.add(*requests)
+        for _ in range(limit):
+            if not self.core.busy:
+                return self.outcomes
+            self.step()
+        raise AssertionError(f"still busy after {limit} steps: {list(self.core.state.live.values())}")
+
+    def audit(self) -> None:
+        """Counters in order, allocator invariants, and K1: committed KV of running sequences is f(prefix)."""
+        state = self.core.state
+        state.allocator.audit()
+        for seq in state.live.values():
+            assert 0 <= seq.num_computed <= seq.num_scheduled <= max(seq.allocated, seq.num_scheduled)
+            assert seq.num_computed <= len(seq.tokens)
+        if self.core._in_flight:
+            return
+        for seq in state.running.values():
+            if not any(begin.seq_id == seq.seq_id for begin in state.begins) and not state.deltas:
+                self._check_content(seq)
+
+    def _check_content(self, seq: Any) -> None:
+        rows, runner = self.core.runner.rows, self.core.runner
+        if state_pending(self.core) or seq.seq_id not in rows._of:
+            return
+        row = rows.of(seq.seq_id)
+        assert int(rows.computed[row]) == seq.num_computed
+        wanted = oracle.tags(seq.tokens[: seq.num_computed], self.windows)
+        for group in self.composition.context.layout.groups:
+            if group.owner != "model":
+                continue
+            low = 0 if group.window is None else max(0, seq.num_computed - group.window + 1)
+            sealed = int(rows.sealed[group.id][row]) if group.open is not None else None
+            for index, layer in enumerate(group.layers):
+                for position in range(low, seq.num_computed):
+                    page = position // group.page_tokens
+                    pool = "main" if sealed is None or page < sealed else "open"
+                    number = int(rows.tables[group.id, pool][row, page])
+                    assert number >= 0, f"position {position} of {seq.seq_id} has no page in group {group.id}"
+                    pages = runner._pools.layers(group.id, pool)[index]
+                    _, value = self.composition.codec.plugin.read(layer, pages, torch.tensor([number]))
+                    found = float(value[0, position % group.page_tokens, 0, 0])
+                    if self.composition.codec.name == "scaled":
+                        found /= 2
+                    assert found == wanted[layer][position], (
+                        f"layer {layer}, position {position} of sequence {seq.seq_id}: {found}"
+                    )
+
+    def finish(self) -> None:
+        """After everything: nothing is held, leased, fenced or remembered."""
+        for _ in range(50):
+            if self.core.busy:
+                self.step()
+        self.core._audit_after = 0.0
+        self.core.step()
+        stats = self.core.state.allocator.stats()
+        assert stats.held_pages == 0, stats
+        assert stats.fenced_pages == 0, stats
+        assert len(self.core.state.free_rows) == self.composition.settings.max_sequences
+        assert not self.core.runner._live
+        assert len(self.core.runner.sampler) == 0
+        assert not self.core.state.computing
+        assert not self.core._known
+        speculator = self.composition.speculator
+        if speculator is not None and hasattr(speculator.plugin, "views"):
+            assert not speculator.plugin.views, "a speculator was not told of an end"
+            assert speculator.plugin.begun == speculator.plugin.ended
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """What plugins did wrong, by plugin."""
+        return self.core.state.faults.last
+
+
+def state_pending(core: EngineCore) -> bool:
+    """Whether rows lag behind the host: something for the next plan is waiting."""
+    state = core.state
+    return bool(state.deltas or state.begins or state.ends or state.allocator.pending_ops())
+
+
+def serial(requests: Sequence[Request], model: str = "tagged", **options: Any) -> dict[tuple[str, int], Any]:
+    """What each request says when it is alone in a large engine: the reference of every random program."""
+    said: dict[tuple[str, int], Any] = {}
+    for item in requests:
+        world = World(compose(model=model, pages=400, batch=400, sequences=140, **options), check=False)
+        said.update({key: outcome.said for key, outcome in world.run(attrs.evolve(item, priority=0)).items()})
+    return said
+
+
+def greedy(prompt: Sequence[int], count: int, model: str = "tagged") -> tuple[int, ...]:
+    """The oracle's continuation."""
+    return tuple(oracle.greedy(prompt, count, SHAPES[model][0], VOCAB))
+
+
+def random_requests(rng: random.Random, count: int, *, plain: bool = False) -> list[Request]:
+    """Prompts over a small alphabet with shared prefixes, and all kinds of parameters."""
+    shared = [rng.randrange(VOCAB) for _ in range(30)]
+    made: list[Request] = []
+    for index in range(count):
+        prompt = shared[: rng.randrange(0, 30)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 15))]
+        if made and rng.random() < 0.2:
+            prompt = list(rng.choice(made).prompt_ids)
+        options: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "seed": rng.randrange(1000)}
+        options["salt"] = rng.choice(["", "", "tenant"])
+        if not plain:
+            options["temperature"] = rng.choice([0.0, 0.0, 1.0])
+            options["n"] = rng.choice([1, 1, 1, 2, 3])
+            options["priority"] = rng.choice([0, 0, 1])
+            options["repetition_penalty"] = rng.choice([1.0, 1.0, 1.3])
+            options["stop_token_ids"] = tuple(rng.sample(range(VOCAB), rng.choice([0, 0, 1])))
+            options["prompt_logprobs"] = rng.choice([None, None, 1])
+            options["logprobs"] = rng.choice([None, 2])
+            options["processors"] = rng.choice([(), (), ("shift",)])
+            options["grammar"] = rng.choice([None, None, None, ("parity", "7")])
+            if rng.random() < 0.1:
+                options.update(task="score", n=1, grammar=None)
+        made.append(request(str(index), prompt, **options))
+    return made
