@@ -25,17 +25,6 @@ def bug(what: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None
     return register
 
 
-@bug("a result of an older epoch is committed")
-def stale_results_are_committed(patch: Patch) -> None:
-    original = commit.Committer._commit_span
-
-    def blind(self: Any, span: Any, result: Any) -> bool:
-        seq = self._state.live.get(span.seq_id)
-        return original(self, span if seq is None else attrs.evolve(span, epoch=seq.epoch), result)
-
-    patch.setattr(commit.Committer, "_commit_span", blind)
-
-
 @bug("rejected rows stay scheduled")
 def rejected_rows_stay_scheduled(patch: Patch) -> None:
     original = commit.Committer._commit_span
@@ -49,18 +38,6 @@ def rejected_rows_stay_scheduled(patch: Patch) -> None:
         return alive
 
     patch.setattr(commit.Committer, "_commit_span", forgetful)
-
-
-@bug("pages are released without a fence")
-def releases_have_no_fence(patch: Patch) -> None:
-    original = state.EngineState.drop_pages
-
-    def unfenced(self: Any, seq: Any) -> None:
-        launched, self.launched = self.launched, -1
-        original(self, seq)
-        self.launched = launched
-
-    patch.setattr(state.EngineState, "drop_pages", unfenced)
 
 
 @bug("an abort forgets the pages")
@@ -131,19 +108,6 @@ def failed_blocks_are_used(patch: Patch) -> None:
         original(self, attrs.evolve(done, status="ok", failed=()))
 
     patch.setattr(tiers.Tiers, "_finish", trusting)
-
-
-@bug("a failed block is not remembered")
-def failed_blocks_are_forgotten(patch: Patch) -> None:
-    original = tiers.Tiers.poll
-
-    def forgetful(self: Any) -> Any:
-        over = original(self)
-        for seq, _, _ in over:
-            seq.bad_blocks.clear()
-        return over
-
-    patch.setattr(tiers.Tiers, "poll", forgetful)
 
 
 @bug("stores are submitted before the page's operations ran")
