@@ -1,12 +1,26 @@
-"""The embedding API: engines that take text or token ids."""
+"""The embedding API: engines that take text or token ids. Names are loaded when they are first used."""
+
+from typing import TYPE_CHECKING, Any
 
 if __name__ != "tokloom.api":
     raise ImportError("import tokloom.api, not api: the folder is reached through the installed package")
 
-from tokloom.api.async_engine import AsyncEngine
-from tokloom.api.engine import Engine
-from tokloom.api.loading import open_tokenizer
-from tokloom.api.types import Event, GenerateRequest, Result, TokenLogprobs, Usage
+if TYPE_CHECKING:
+    from tokloom.api.async_engine import AsyncEngine
+    from tokloom.api.engine import Engine
+    from tokloom.api.loading import open_tokenizer
+    from tokloom.api.types import Event, GenerateRequest, Result, TokenLogprobs, Usage
+
+_HOMES = {
+    "AsyncEngine": "async_engine",
+    "Engine": "engine",
+    "Event": "types",
+    "GenerateRequest": "types",
+    "Result": "types",
+    "TokenLogprobs": "types",
+    "Usage": "types",
+    "open_tokenizer": "loading",
+}
 
 __all__ = [
     "AsyncEngine",
@@ -18,3 +32,13 @@ __all__ = [
     "Usage",
     "open_tokenizer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tokloom.api' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"tokloom.api.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from tokloom.api.loading import Progress, read_profile, start
+from tokloom.api.loading import Progress, start
+from tokloom.api.profiles import read_profile
 from tokloom.api.requests import prepare
 from tokloom.api.session import Session
 from tokloom.api.types import Event, GenerateRequest

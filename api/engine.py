@@ -7,7 +7,8 @@ from typing import Any
 
 from attrs import define, field
 
-from tokloom.api.loading import Progress, read_profile, start
+from tokloom.api.loading import Progress, start
+from tokloom.api.profiles import read_profile
 from tokloom.api.requests import prepare
 from tokloom.api.session import Session
 from tokloom.api.types import Event, GenerateRequest, Result, TokenLogprobs, Usage

@@ -1,12 +1,11 @@
-"""For front ends that look at profiles and plugins without running a model."""
+"""For front ends that compose profiles without running a model."""
 
-from tokloom.api.loading import read_profile
 from tokloom.core.catalog import Catalog
 from tokloom.core.compose import Composer, check_lock, make_lock
 from tokloom.core.composition import Composition
-from tokloom.core.profile import Profile, profile_schema
+from tokloom.core.profile import Profile
 
-__all__ = ["Catalog", "check_lock", "explain_profile", "make_lock", "profile_schema", "read_profile"]
+__all__ = ["check_lock", "explain_profile", "make_lock"]
 
 
 def explain_profile(profile: Profile, catalog: Catalog | None = None) -> tuple[Composer, Composition]:

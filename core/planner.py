@@ -103,6 +103,8 @@ class Planner:
             deltas=tuple(state.deltas),
             ops=state.allocator.drain(state.launched),
         )
+        for begin in state.begins:
+            state.live[begin.seq_id].begun = state.launched
         state.ends, state.begins, state.deltas = [], [], []
         return plan
 
@@ -147,8 +149,8 @@ class Planner:
         host = self._state.host_spec
         if host is not None and (seq.pending or not host.follows(seq.seq_id)):
             return 0
-        if any(begin.seq_id == seq.seq_id for begin in self._state.begins):
-            return 0  # forked or loaded since the last plan: the runner does not know it yet
+        if host is not None and seq.begun > self._state.settled:
+            return 0  # forked or loaded: the runner may not know the row yet
         limit = seq.length_limit(self._settings.max_model_tokens)
         k = min(self._max_k, limit - len(seq.tokens) - seq.pending - 1)
         return max(0, min(k, self._until_seal(seq.num_scheduled)))

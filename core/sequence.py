@@ -20,6 +20,7 @@ class Sequence:
         "allocated",
         "arrival",
         "bad_blocks",
+        "begun",
         "child",
         "device_k",
         "draft_stats",
@@ -64,6 +65,7 @@ class Sequence:
         self.arrival = arrival
         self.seed = seed
         self.row = -1
+        self.begun = 0
         self.epoch = 0
         self.num_computed = 0
         self.num_scheduled = 0

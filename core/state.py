@@ -78,6 +78,7 @@ class EngineState:
         """Give the sequence a row and let the next plan begin it."""
         if seq.row < 0:
             seq.row = self.free_rows.pop()
+        seq.begun = self.launched + 1
         self.runner.register(seq)
         self.begins.append(RowBegin(seq.seq_id, seq.row, tuple(seq.tokens), seq.num_computed, parent))
         if self.host_spec is not None:

@@ -77,9 +77,7 @@ def _distribution(name: str) -> tuple[str, str]:
 
 def _hash_sources(digest: "hashlib._Hash") -> None:
     """An editable install records no module: hash this package's sources."""
-    import tokloom
-
-    root = Path(tokloom.__file__).parent
+    root = Path(__file__).parents[2]
     found: list[Path] = []
     for folder, _, names in os.walk(root, followlinks=True):
         found += [Path(folder) / name for name in names if name.endswith(".py")]

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 from attrs import frozen
 
-from tokloom.api.inspecting import Catalog
+from tokloom import Catalog
 
 #: extra -> distributions it brings
 _EXTRAS = {

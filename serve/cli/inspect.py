@@ -5,14 +5,8 @@ from pathlib import Path
 
 import click
 
-from tokloom.api.inspecting import (
-    Catalog,
-    check_lock,
-    explain_profile,
-    make_lock,
-    profile_schema,
-    read_profile,
-)
+from tokloom import Catalog
+from tokloom.api.profiles import profile_schema, read_profile
 from tokloom.serve.cli.options import engine_options
 
 
@@ -34,6 +28,8 @@ def compose(
     locked: Path | None,
 ) -> int:
     """Compose PROFILE without loading weights; errors point at the line that is wrong."""
+    from tokloom.api.inspecting import check_lock, explain_profile, make_lock
+
     composer, composition = explain_profile(read_profile(name or profile, model=model, sets=sets))
     if print_lock:
         click.echo(make_lock(composer, composition), nl=False)

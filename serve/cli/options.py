@@ -1,11 +1,12 @@
 """Options that several commands share, and how they start an engine."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tokloom.api import Engine
+if TYPE_CHECKING:
+    from tokloom.api import Engine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,10 +39,12 @@ def sampling_options(function: F) -> F:
     return function
 
 
-def start_engine(profile: str, model: str | None, sets: tuple[str, ...]) -> Engine:
+def start_engine(profile: str, model: str | None, sets: tuple[str, ...]) -> "Engine":
     """Load an engine with a progress bar, and give torch the profile's threads."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+
+    from tokloom.api import Engine
 
     console = Console(stderr=True)
     with Progress(
@@ -63,7 +66,7 @@ def start_engine(profile: str, model: str | None, sets: tuple[str, ...]) -> Engi
     return engine
 
 
-def plugin_names(engine: Engine) -> dict[str, str]:
+def plugin_names(engine: "Engine") -> dict[str, str]:
     """Section -> plugin of a running engine."""
     composition = engine.core.composition
     names = {

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from paged_cases import (
     plain,
     stored,
 )
-from poisoned_pages import codec_named, format_of, view_pages
+from poisoned_pages import codec_named, format_of, sparse_pages
 from torch import Tensor
 
 from tokloom.plugins.attention.torch import CAPABILITIES, tokloom_attention
@@ -284,14 +285,12 @@ def test_strided_tensors_work_and_memory_around_the_output_stays(name: str) -> N
 
 
 @pytest.mark.parametrize("codec", ["dense", "int8"])
-def test_pools_beyond_two_to_the_31_elements_are_addressed(codec: str) -> None:
-    params = plain(8, 8, 128)
-    format = format_of(codec_named(codec), LayerSpec(0, params, "bfloat16"), 128)
-    count = 3 * 2**31 // format.page_bytes
-    pages = view_pages(
-        format, torch.empty(count, format.page_bytes, dtype=torch.uint8)
-    )  # address space, hardly touched
-    data = make_data(Case(params, (Span(1, 300), Span(4, 130)), 128, "bfloat16", codec, seed=17))
+def test_more_than_two_to_the_31_tokens_are_addressed(codec: str, tmp_path: Path) -> None:
+    params, size = plain(1, 1, 1), 4096
+    format = format_of(codec_named(codec), LayerSpec(0, params, "bfloat16"), size)
+    count = 2**31 // size + 20
+    pages = sparse_pages(format, count, tmp_path)
+    data = make_data(Case(params, (Span(1, 5000), Span(4, 130)), size, "bfloat16", codec, seed=17))
     small = make_segment(data)
     want, _ = attend(data, small)
     tables = torch.where(small.batch.tables >= 0, count - 1 - small.batch.tables, -1)

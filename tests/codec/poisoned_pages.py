@@ -1,5 +1,6 @@
 """Pools of pages as an engine makes them: strided views into one byte buffer, full of poison."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -45,3 +46,9 @@ def view_pages(format: KVFormat, buffer: Tensor) -> Pages:
         raw = buffer[:, plane.offset : plane.offset + plane.nbytes].view(getattr(torch, plane.dtype))
         planes[plane.name] = raw.unflatten(1, plane.shape)
     return Pages(format, planes)
+
+
+def sparse_pages(format: KVFormat, count: int, folder: Path) -> Pages:
+    """A pool as large as one likes: a file of holes, of which only the pages that are written take memory."""
+    buffer = torch.from_file(str(folder / "pool"), shared=True, size=count * format.page_bytes, dtype=torch.uint8)
+    return view_pages(format, buffer.view(count, format.page_bytes))

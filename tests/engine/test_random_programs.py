@@ -57,7 +57,7 @@ def program(seed: int) -> tuple[random.Random, dict[str, Any]]:
     options: dict[str, Any] = {
         "model": rng.choice(["tagged", "tagged-window", "tagged-eos"]),
         "page": page,
-        "pages": rng.randint(80 // page + 3, 240 // page + 6),
+        "pages": rng.randint(64 // page + 3, 130 // page + 5),
         "depth": rng.choice([0, 0, 1]),
         "lazy": rng.random() < 0.5,
         "batch": rng.choice([5, 8, 16, 64]),

@@ -8,17 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: with at most so many key heads, decoding multiplies by one block-diagonal query instead of once per head
+#: with at most so many key heads, `dense` multiplies few rows by one block-diagonal query instead of once per head
 WIDE_HEADS = 4
 #: and at most so many rows of it
-WIDE_ROWS = 64
-#: and only where the keys outweigh the cost of more calls
-WIDE_KEYS = 1024
-
-
-def prefers_wide(batch: int, rows: int, heads: int, fold: int, keys: int) -> bool:
-    """Whether `dense` with a block-diagonal query beats fused attention for a plain group of this shape."""
-    return heads <= WIDE_HEADS and rows * heads * fold <= WIDE_ROWS and batch * keys >= WIDE_KEYS
+WIDE_ROWS = 32
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokloom.plugins.attention.torch.compute import dense, fused, prefers_wide
+from tokloom.plugins.attention.torch.compute import dense, fused
 from tokloom.plugins.attention.torch.gather import TokenIndex, keys_and_values
 from tokloom.plugins.attention.torch.tiles import HostBatch, Ints, cut, gather_like, to_host
 from tokloom.plugins.attention.torch.visibility import GroupIndex, index_group
@@ -65,12 +65,7 @@ class _BoundGroup:
         self._rows = _Rows(group.rows.reshape(-1), device)
         self._fold = params.q_heads // params.kv_heads
         batch, rows = group.rows.shape
-        self._fusable = (
-            params.soft_cap is None
-            and not params.alibi
-            and params.head_k == params.head_v
-            and not prefers_wide(batch, rows, params.kv_heads, self._fold, group.slots.shape[1])
-        )
+        self._fusable = params.soft_cap is None and not params.alibi and params.head_k == params.head_v
         self._bias = _bias(group, params, dtype, device)
         self._mask: Tensor | None = None
         if self._fusable and self._bias is not None:

@@ -1,0 +1,229 @@
+"""Seeded bugs: each is the engine with one change of a few lines, plausible on an ordinary prompt.
+
+`BUGS` maps a name to (what is wrong, a function that applies it through pytest's monkeypatch).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from tokloom.core import batch, commit, keys, planner, rows, runner, sequence, state, tiers
+from tokloom.core.attend import merge
+from tokloom.sdk import Hit
+
+Patch = pytest.MonkeyPatch
+BUGS: dict[str, tuple[str, Callable[[Patch], None]]] = {}
+
+
+def bug(what: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def register(function: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS[function.__name__] = (what, function)
+        return function
+
+    return register
+
+
+@bug("rejected rows stay scheduled")
+def rejected_rows_stay_scheduled(patch: Patch) -> None:
+    original = commit.Committer._commit_span
+
+    def forgetful(self: Any, span: Any, result: Any) -> bool:
+        seq = self._state.live.get(span.seq_id)
+        before = seq.num_scheduled if seq else 0
+        alive = original(self, span, result)
+        if alive and seq is not None and result.drafted > len(result.accepted):
+            seq.num_scheduled = before
+        return alive
+
+    patch.setattr(commit.Committer, "_commit_span", forgetful)
+
+
+@bug("an abort forgets the pages")
+def pages_are_not_released(patch: Patch) -> None:
+    original = state.EngineState.finish
+
+    def leaky(self: Any, seq: Any, reason: Any, error: Any = None) -> None:
+        release, self.allocator.release = self.allocator.release, lambda *_: 0
+        try:
+            original(self, seq, reason, error)
+        finally:
+            self.allocator.release = release
+
+    patch.setattr(state.EngineState, "finish", leaky)
+
+
+@bug("accepted rows of a tree are not gathered")
+def tree_rows_are_not_moved(patch: Patch) -> None:
+    patch.setattr(runner.Runner, "_move", lambda *_: None)
+
+
+@bug("siblings of a tree see each other")
+def tree_mask_is_causal(patch: Patch) -> None:
+    patch.setattr(batch, "tree_mask", lambda *_: None)
+
+
+@bug("tree rows are positioned by slot instead of depth")
+def tree_positions_are_slots(patch: Patch) -> None:
+    import numpy as np
+
+    patch.setattr(batch, "depths", lambda draft: np.arange(1, len(draft.tokens) + 1))
+
+
+@bug("the salt is left out of cache keys")
+def salt_is_left_out(patch: Patch) -> None:
+    original = keys.root_key
+    patch.setattr(keys, "root_key", lambda namespace, scope: original(namespace, attrs.evolve(scope, salt="")))
+
+
+@bug("keys do not look ahead where draft KV depends on the next token")
+def keys_do_not_look_ahead(patch: Patch) -> None:
+    original = keys.KeyChain.__init__
+
+    def shortsighted(self: Any, layout: Any, scope: Any) -> None:
+        groups = tuple(attrs.evolve(group, key_lookahead=0) for group in layout.groups)
+        original(self, attrs.evolve(layout, groups=groups), scope)
+
+    patch.setattr(keys.KeyChain, "__init__", shortsighted)
+
+
+@bug("table deltas of commits are dropped")
+def deltas_of_publish_are_dropped(patch: Patch) -> None:
+    original = commit.Committer._publish
+
+    def dropping(self: Any, seq: Any) -> None:
+        before = list(self._state.deltas)
+        original(self, seq)
+        self._state.deltas = before
+
+    patch.setattr(commit.Committer, "_publish", dropping)
+
+
+@bug("a failed block is used as if it had arrived")
+def failed_blocks_are_used(patch: Patch) -> None:
+    original = tiers.Tiers._finish
+
+    def trusting(self: Any, done: Any) -> None:
+        original(self, attrs.evolve(done, status="ok", failed=()))
+
+    patch.setattr(tiers.Tiers, "_finish", trusting)
+
+
+@bug("stores are submitted before the page's operations ran")
+def stores_run_ahead(patch: Patch) -> None:
+    original = tiers.Tiers.published
+    patch.setattr(tiers.Tiers, "published", lambda self, pages, after: original(self, pages, -1))
+
+
+@bug("children are forked one token short")
+def children_fork_short(patch: Patch) -> None:
+    original = commit.Committer._share
+
+    def short(self: Any, seq: Any, other: Any) -> bool:
+        shared = original(self, seq, other)
+        if shared and other.num_computed > 1:
+            other.num_computed -= 1
+            other.num_scheduled -= 1
+        return shared
+
+    patch.setattr(commit.Committer, "_share", short)
+
+
+@bug("sealed keys are not counted as a segment")
+def sealed_length_is_stale(patch: Patch) -> None:
+    original = rows.Rows.apply
+
+    def stale(self: Any, deltas: Any) -> None:
+        before = {group: sealed.copy() for group, sealed in self.sealed.items()}
+        original(self, deltas)
+        for group, sealed in self.sealed.items():
+            grown = sealed > before[group] + 1
+            sealed[grown] -= 1
+
+    patch.setattr(rows.Rows, "apply", stale)
+
+
+@bug("segments are averaged instead of merged by log-sum-exp")
+def segments_are_averaged(patch: Patch) -> None:
+    import torch
+
+    from tokloom.core import attend
+
+    assert attend.merge is merge
+    patch.setattr(attend, "merge", lambda outs, lses: torch.stack(list(outs)).mean(0))
+
+
+@bug("windows slide one page too far")
+def windows_slide_too_far(patch: Patch) -> None:
+    original = commit.Committer._slide
+
+    def eager(self: Any, seq: Any) -> None:
+        real = self._state.allocator.slide
+        self._state.allocator.slide = lambda seq_id, tokens, fence: real(seq_id, tokens + 4, fence)
+        try:
+            original(self, seq)
+        finally:
+            self._state.allocator.slide = real
+
+    patch.setattr(commit.Committer, "_slide", eager)
+
+
+@bug("a prefix hit may cover the whole prompt")
+def hits_cover_the_prompt(patch: Patch) -> None:
+    from tokloom.plugins.kvcache.allocators.paged import allocator
+
+    original = allocator.PagedAllocator.lookup
+
+    def greedy_lookup(self: Any, seq: Any, chain: Any, max_tokens: int) -> Hit:
+        return original(self, seq, chain, max_tokens + 1)
+
+    patch.setattr(allocator.PagedAllocator, "lookup", greedy_lookup)
+
+
+@bug("sequences in flight are preempted")
+def victims_are_in_flight(patch: Patch) -> None:
+    from tokloom.sdk import Candidate
+
+    def anyone(self: Any, step: Any, requester: Any) -> list[Candidate]:
+        found = self._state.running.values()
+        return [Candidate(seq.view, 99) for seq in found if seq is not requester]
+
+    patch.setattr(planner.Planner, "_candidates", anyone)
+
+
+@bug("a restarted sequence keeps its epoch")
+def epochs_do_not_move(patch: Patch) -> None:
+    original = sequence.Sequence.restart
+
+    def still(self: Any) -> None:
+        original(self)
+        self.epoch -= 1
+
+    patch.setattr(sequence.Sequence, "restart", still)
+
+
+@bug("the last draft stands unseen")
+def the_last_draft_stands_unseen(patch: Patch) -> None:
+    original = runner.Runner._settle
+
+    def trusting(self: Any, b: int, span: Any, step: Any, sample: Any, score: Any) -> Any:
+        draft = step.drafts[b]
+        if sample is not None and draft.is_chain and len(sample.accepted) == len(draft.tokens) - 1 and draft.tokens:
+            stand = (*sample.tokens[0][:-1], draft.tokens[-1])
+            sample = attrs.evolve(sample, tokens=(stand,))
+        return original(self, b, span, step, sample, score)
+
+    patch.setattr(runner.Runner, "_settle", trusting)
+
+
+@bug("the speculator is not told of a preemption")
+def speculators_are_not_ended(patch: Patch) -> None:
+    original = state.EngineState.preempt
+
+    def silent(self: Any, seq: Any) -> None:
+        host, self.host_spec = self.host_spec, None
+        original(self, seq)
+        self.host_spec = host
+
+    patch.setattr(state.EngineState, "preempt", silent)
