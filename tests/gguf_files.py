@@ -126,6 +126,7 @@ def llama_from_gguf(path: Path) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config).float().eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
     model.tie_weights()
     return model

@@ -6,6 +6,8 @@ import os
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from tokloom.core.compose.composer import Composer
 from tokloom.core.composition import Composition
@@ -70,17 +72,18 @@ def _distribution(name: str) -> tuple[str, str]:
     for file in sorted(found.files or [], key=str):
         if file.hash is not None:
             digest.update(f"{file}\0{file.hash.value}\0".encode())
-    if (found.read_text("direct_url.json") or "").find('"editable": true') >= 0:
-        _hash_sources(digest)
+    editable = json.loads(found.read_text("direct_url.json") or "{}")
+    if editable.get("dir_info", {}).get("editable"):
+        _hash_sources(digest, Path(url2pathname(urlparse(editable["url"]).path)))
     return found.version, digest.hexdigest()
 
 
-def _hash_sources(digest: "hashlib._Hash") -> None:
-    """An editable install records no module: hash this package's sources."""
-    root = Path(__file__).parents[2]
+def _hash_sources(digest: "hashlib._Hash", root: Path) -> None:
+    """An editable install records no module: hash the modules of its project folder instead."""
     found: list[Path] = []
-    for folder, _, names in os.walk(root, followlinks=True):
-        found += [Path(folder) / name for name in names if name.endswith(".py")]
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if not name.startswith(".") and name not in ("build", "dist", "tests")]
+        found += [Path(folder) / name for name in files if name.endswith(".py")]
     for path in sorted(found):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
 

