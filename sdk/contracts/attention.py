@@ -87,7 +87,8 @@ class AttentionKernel(Protocol):
             pages: this layer's pool.
             plan: from `plan` for this segment and this layer's parameters.
             out: `[T, q_heads, head_v]`, written for every row. A row without visible keys here gets 0.
-            lse: `[T, q_heads]` float32 (float64 for float64 q) or None: natural log of the sum of exponentials, -inf without visible keys.
+            lse: `[T, q_heads]` float32 (float64 for float64 q) or None: natural log of the sum of exponentials, -inf
+                without visible keys.
         """
         ...
 

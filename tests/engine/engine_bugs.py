@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tokloom.core import batch, commit, keys, planner, rows, runner, sequence, state, tiers
+from tokloom.core import batch, commit, keys, planner, rows, runner, state, tiers
 from tokloom.core.attend import merge
 from tokloom.sdk import Hit
 
@@ -192,17 +192,6 @@ def victims_are_in_flight(patch: Patch) -> None:
     patch.setattr(planner.Planner, "_candidates", anyone)
 
 
-@bug("a restarted sequence keeps its epoch")
-def epochs_do_not_move(patch: Patch) -> None:
-    original = sequence.Sequence.restart
-
-    def still(self: Any) -> None:
-        original(self)
-        self.epoch -= 1
-
-    patch.setattr(sequence.Sequence, "restart", still)
-
-
 @bug("the last draft stands unseen")
 def the_last_draft_stands_unseen(patch: Patch) -> None:
     original = runner.Runner._settle
@@ -215,15 +204,3 @@ def the_last_draft_stands_unseen(patch: Patch) -> None:
         return original(self, b, span, step, sample, score)
 
     patch.setattr(runner.Runner, "_settle", trusting)
-
-
-@bug("the speculator is not told of a preemption")
-def speculators_are_not_ended(patch: Patch) -> None:
-    original = state.EngineState.preempt
-
-    def silent(self: Any, seq: Any) -> None:
-        host, self.host_spec = self.host_spec, None
-        original(self, seq)
-        self.host_spec = host
-
-    patch.setattr(state.EngineState, "preempt", silent)
