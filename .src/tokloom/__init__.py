@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokloom.api import AsyncEngine, Engine, Event, GenerateRequest, Result, TokenLogprobs, Usage
     from tokloom.core.catalog import Catalog
-    from tokloom.sdk import ChatMessage, Objectives, SamplingParams, TokloomError
+    from tokloom.sdk import CapacityError, ChatMessage, Objectives, RequestError, SamplingParams, TokloomError
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncEngine": "tokloom.api",
+    "CapacityError": "tokloom.sdk",
     "Catalog": "tokloom.core.catalog",
     "ChatMessage": "tokloom.sdk",
     "Engine": "tokloom.api",
     "Event": "tokloom.api",
     "GenerateRequest": "tokloom.api",
     "Objectives": "tokloom.sdk",
+    "RequestError": "tokloom.sdk",
     "Result": "tokloom.api",
     "SamplingParams": "tokloom.sdk",
     "TokenLogprobs": "tokloom.api",
@@ -29,18 +31,19 @@ _HOMES = {
 
 __all__ = [
     "AsyncEngine",
+    "CapacityError",
     "Catalog",
     "ChatMessage",
     "Engine",
     "Event",
     "GenerateRequest",
     "Objectives",
+    "RequestError",
     "Result",
     "SamplingParams",
     "TokenLogprobs",
     "TokloomError",
     "Usage",
-    "__version__",
 ]
 
 
