@@ -1,7 +1,10 @@
 """A real engine over content-tagged doubles, with everything checked after every step."""
 
+import importlib
 import random
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -85,11 +88,22 @@ def compose(
     return attrs.evolve(composition, device=Device(composition.device.info, stream))
 
 
+def examples() -> list[Any]:
+    """Offers of the example packages, without installing them."""
+    folder = Path(__file__).parents[1] / "examples" / "plugins"
+    made: list[Any] = []
+    for kind in ("allocator", "scheduler", "codec", "attention"):
+        if str(folder / kind) not in sys.path:
+            sys.path.append(str(folder / kind))
+        made += getattr(importlib.import_module(f"tokloom_example_{kind}"), f"tokloom_{kind}")()
+    return made
+
+
 class SmallPools(Catalog):
     """The installed plugins and the doubles; pools get an exact number of pages."""
 
     def __init__(self, pages: int, clock: Clock) -> None:
-        super().__init__(extra=offers())
+        super().__init__(extra=[*offers(), *examples()])
         self.pages = pages
         self.clock = clock
 

@@ -6,7 +6,6 @@ from typing import Any, get_args
 from attrs import field, frozen
 
 from tokloom.sdk import (
-    AllocatorCaps,
     AttentionCaps,
     AttnFeature,
     CodecCaps,
@@ -59,7 +58,6 @@ def offers() -> list[Offer[Any, Any]]:
         _offer("codec", "sealing", "codecs:SealingCodec", CodecCaps(seals=True, lossless=True), Seeded),
         _offer("codec", "scaled", "codecs:ScaledCodec", CodecCaps(transforms=True)),
         _offer("codec", "null", "null:NullCodec", CodecCaps()),
-        _offer("allocator", "brute", "brute:BruteAllocator", AllocatorCaps(windows=True)),
         _offer("weights", "none", "null:NoWeights", WeightCaps()),
         _offer("ops", "none", "null:NoOps", OpCaps()),
         _offer("scheduler", "plain", "policies:Plain", SchedulerCaps()),

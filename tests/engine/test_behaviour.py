@@ -98,9 +98,9 @@ def test_more_samples_than_rows_wait_their_turn() -> None:
     assert {key: o.said for key, o in world.outcomes.items()} == serial([item])
 
 
-@pytest.mark.parametrize("allocator", ["paged", "brute"])
-def test_another_allocator_gives_the_same_answers(allocator: str) -> None:
-    world = World(compose(allocator=allocator, pages=60))
+@pytest.mark.parametrize("example", [{"allocator": "exclusive"}, {"scheduler": "shortest"}, {"attention": "naive"}])
+def test_the_example_plugins_give_the_same_answers(example: dict[str, str]) -> None:
+    world = World(compose(pages=60, **example))
     requests = random_requests(random.Random(4), 6)
     world.run(*requests)
     assert {key: o.said for key, o in world.outcomes.items()} == serial(requests)

@@ -1,4 +1,4 @@
-"""BruteAllocator: no sharing, no cache, no eviction: each sequence's pages are its own."""
+"""ExclusiveAllocator: no sharing, no cache, no eviction: each sequence's pages are its own."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,8 +23,9 @@ from tokloom.sdk import (
 )
 
 
-class BruteAllocator:
-    """Implements `tokloom.sdk.KVAllocator` in the simplest way that is right. Forks are refused."""
+class ExclusiveAllocator:
+    """Implements `tokloom.sdk.KVAllocator` in the simplest way that is right. Forks and leases are refused: without
+    a prefix cache and tiers nobody needs them."""
 
     def __init__(self, options: NoOptions, context: Context) -> None:
         self._layout = context.layout
@@ -104,13 +105,13 @@ class BruteAllocator:
         return count
 
     def lease(self, seq_id: SeqId, start: int, stop: int) -> Lease:
-        raise PluginFault("leases are not supported", subject="allocator.brute")
+        raise PluginFault("leases are not supported", subject="allocator.exclusive")
 
     def lease_pages(self, pages: Sequence[tuple[int, int]]) -> Lease:
-        raise PluginFault("leases are not supported", subject="allocator.brute")
+        raise PluginFault("leases are not supported", subject="allocator.exclusive")
 
     def end_lease(self, lease: Lease, fence: int) -> None:
-        raise PluginFault("leases are not supported", subject="allocator.brute")
+        raise PluginFault("leases are not supported", subject="allocator.exclusive")
 
     def reclaimable(self, seq_id: SeqId) -> int:
         return sum(len(own) for own in self._held.get(seq_id, ()))
@@ -138,4 +139,4 @@ class BruteAllocator:
     def audit(self) -> None:
         stats = self.stats()
         if stats.free_pages + stats.held_pages + stats.fenced_pages != stats.total_pages:
-            raise PluginFault("KV-01: pages were lost", subject="allocator.brute")
+            raise PluginFault("KV-01: pages were lost", subject="allocator.exclusive")
