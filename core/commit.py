@@ -14,8 +14,8 @@ from tokloom.sdk import Allocation, FinishReason, IngestBatch, PluginFault, Sche
 
 
 class Committer:
-    """Per span, in the order of the plan: drop if stale; advance; fork; append and stop; truncate; publish; slide;
-    finish. Then the host speculator ingests what stands, and observers are told.
+    """Per span, in the order of the plan: drop if stale; advance; fork; append and stop; truncate; publish; slide. Then
+    the host speculator ingests what stands, sequences that ended leave, and observers are told.
     """
 
     def __init__(self, state: EngineState, controller: AdaptiveK) -> None:
@@ -24,14 +24,18 @@ class Committer:
         self._eos = frozenset(state.composition.model.spec.eos_ids)
         self._windowed = [group for group in state.layout.groups if group.window is not None]
         self._last: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self._ended: list[tuple[Sequence, FinishReason]] = []
 
     def commit(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
         state = self._state
         state.settled = plan.step
         state.allocator.settle(plan.step)
-        keep = [self._commit_span(span, outcome) for span, outcome in zip(plan.spans, result.spans, strict=True)]
+        known = [self._commit_span(span, outcome) for span, outcome in zip(plan.spans, result.spans, strict=True)]
         if state.host_spec is not None and result.ingest is not None:
-            self._ingest(result.ingest, keep)
+            self._ingest(result.ingest, known)
+        for seq, reason in self._ended:
+            state.finish(seq, reason)
+        self._ended.clear()
         self._count(plan, result, started, launched)
 
     def fail(self, plan: StepPlan, error: Exception) -> None:
@@ -60,12 +64,14 @@ class Committer:
         self._slide(seq)
         self._publish(seq)
 
-    def _commit_span(self, span: Span, result: SpanResult) -> bool:
-        """Returns whether the sequence lives on and its rows stand."""
+    def _commit_span(self, span: Span, result: SpanResult) -> int:
+        """Returns how many rows a speculator may learn from. A sequence that ends keeps its pages until then: what it
+        published holds a speculator's KV too.
+        """
         state = self._state
         seq = state.live.get(span.seq_id)
         if seq is None or seq.epoch != span.epoch:
-            return False
+            return 0
         seq.num_computed = result.start + result.rows
         seq.num_scheduled -= span.stop - span.start - result.rows
         if span.samples:
@@ -74,7 +80,7 @@ class Committer:
         self._score(seq, result)
         if result.error is not None:
             state.finish(seq, "error", result.error)
-            return False
+            return 0
         logprobs = [_logprobs(own, logs) for own, logs in zip(result.tokens, result.logprobs, strict=False)]
         if len(result.tokens) > 1 and not seq.forked:
             self._fork(seq, result, logprobs)
@@ -83,16 +89,18 @@ class Committer:
             reason = "stop"
         if reason is None and not seq.generates and seq.num_computed == len(seq.tokens):
             reason = "scored" if seq.request.task == "score" else "length"
+        # behind a stop, verified rows continue with tokens that do not stand
+        known = min(result.rows, len(seq.tokens) - (1 if result.tokens else 0) - result.start)
         if reason is not None:
             self._publish(seq)
-            state.finish(seq, reason)
-            return False
+            self._ended.append((seq, reason))
+            return known
         if result.rows < span.stop - span.start:
             state.deltas += state.allocator.truncate(seq.seq_id, seq.num_scheduled, state.launched)
             seq.allocated = seq.num_scheduled
         self._publish(seq)
         self._slide(seq)
-        return True
+        return known
 
     def _score(self, seq: Sequence, result: SpanResult) -> None:
         if not seq.scores_prompt:
@@ -191,11 +199,11 @@ class Committer:
                 seq.slid = page
                 return
 
-    def _ingest(self, batch: IngestBatch, keep: Items[bool]) -> None:
+    def _ingest(self, batch: IngestBatch, known: Items[int]) -> None:
         host = self._state.host_spec
         assert host is not None
-        wanted = [alive and host.follows(seq_id) for alive, seq_id in zip(keep, batch.seq_ids, strict=True)]
-        host.ingest(subset(batch, wanted))
+        counts = [rows if host.follows(seq_id) else 0 for rows, seq_id in zip(known, batch.seq_ids, strict=True)]
+        host.ingest(subset(batch, counts))
 
     def _count(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
         state = self._state

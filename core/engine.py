@@ -152,7 +152,8 @@ class EngineCore:
         except PluginFault as fault:
             self._broken = fault
             raise
-        events, self.state.events = self.state.events, []
+        events = list(self.state.events.values())
+        self.state.events.clear()
         for event in events:
             if event.finish_reason is not None and event.request_id not in self.state.requests:
                 with self._lock:

@@ -147,8 +147,8 @@ class Planner:
         if not self._max_k or not seq.generates or (seq.request.sampling.n > 1 and not seq.forked):
             return 0
         host = self._state.host_spec
-        if host is not None and (seq.pending or not host.follows(seq.seq_id)):
-            return 0
+        if host is not None and (seq.num_scheduled > seq.num_computed or not host.follows(seq.seq_id)):
+            return 0  # it has not seen the rows in flight
         if host is not None and seq.begun > self._state.settled:
             return 0  # forked or loaded: the runner may not know the row yet
         limit = seq.length_limit(self._settings.max_model_tokens)

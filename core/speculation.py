@@ -106,16 +106,16 @@ class HostSpeculation:
         self.end(seq_id)
 
 
-def subset(batch: IngestBatch, keep: Sequence[bool]) -> IngestBatch:
-    """The rows of the sequences marked in `keep`."""
-    if all(keep):
+def subset(batch: IngestBatch, counts: Sequence[int]) -> IngestBatch:
+    """The first `counts` rows of each sequence; those without rows are left out."""
+    if counts == np.diff(batch.indptr).tolist() and all(counts):
         return batch
-    chosen = [b for b, wanted in enumerate(keep) if wanted]
+    chosen = [b for b, count in enumerate(counts) if count]
     rows = np.concatenate(
-        [np.arange(batch.indptr[b], batch.indptr[b + 1], dtype=np.int64) for b in chosen] or [np.zeros(0, np.int64)]
+        [batch.indptr[b] + np.arange(counts[b], dtype=np.int64) for b in chosen] or [np.zeros(0, np.int64)]
     )
     indptr = np.zeros(len(chosen) + 1, dtype=np.int32)
-    np.cumsum([batch.indptr[b + 1] - batch.indptr[b] for b in chosen], out=indptr[1:])
+    np.cumsum([counts[b] for b in chosen], out=indptr[1:])
     return IngestBatch(
         seq_ids=tuple(batch.seq_ids[b] for b in chosen),
         indptr=indptr,

@@ -55,7 +55,7 @@ class EngineState:
         self.deltas: list[TableDelta] = []
         self.begins: list[RowBegin] = []
         self.ends: list[SeqId] = []
-        self.events: list[OutputEvent] = []
+        self.events: dict[tuple[str, int], OutputEvent] = {}
         self.launched = 0
         self.settled = 0
         self.computing: dict[bytes, SeqId] = {}
@@ -156,10 +156,8 @@ class EngineState:
     def _end_unborn(self, seq: Sequence, reason: FinishReason, error: TokloomError | None, usage: Usage) -> None:
         """Children that were never forked end as their parent did: a caller gets one last event for each of n."""
         for child in range(1, seq.request.sampling.n):
-            self.events.append(
-                OutputEvent(
-                    request_id=seq.request.request_id, child=child, finish_reason=reason, error=error, usage=usage
-                )
+            self.events[seq.request.request_id, child] = OutputEvent(
+                request_id=seq.request.request_id, child=child, finish_reason=reason, error=error, usage=usage
             )
 
     def _usage(self, seq: Sequence, now: float) -> Usage:
@@ -212,23 +210,20 @@ class EngineState:
         usage: Usage | None = None,
     ) -> None:
         """Add to the sequence's event of this step."""
-        last = self.events[-1] if self.events else None
-        if last is not None and last.request_id == seq.request.request_id and last.child == seq.child:
-            self.events.pop()
+        last = self.events.get((seq.request.request_id, seq.child))
+        if last is not None:
             tokens = last.tokens + tokens
             logprobs = last.logprobs + logprobs
             prompt_logprobs = last.prompt_logprobs + prompt_logprobs
-        self.events.append(
-            OutputEvent(
-                request_id=seq.request.request_id,
-                child=seq.child,
-                tokens=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                finish_reason=reason,
-                error=error,
-                usage=usage,
-            )
+        self.events[seq.request.request_id, seq.child] = OutputEvent(
+            request_id=seq.request.request_id,
+            child=seq.child,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            error=error,
+            usage=usage,
         )
 
 

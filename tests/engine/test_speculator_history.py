@@ -1,0 +1,50 @@
+"""What a host speculator is told: every row that stands, once, before it is asked, and nothing else."""
+
+from typing import Any
+
+import pytest
+from engine_world import World, compose, greedy, request
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4, 7, 6, 5, 3, 2]
+
+
+def told(speculator: str, seed: int = 1, **options: Any) -> World:
+    return World(compose(speculator={"plugin": speculator, "options": {"seed": seed}}, **options))
+
+
+def speculator_faults(world: World) -> str:
+    return world.faults.get(world.composition.speculator.id, "")  # type: ignore[union-attr]
+
+
+def test_nothing_is_proposed_while_a_prompt_chunk_is_in_flight() -> None:
+    """At depth 1 the last prompt token is planned while the chunk before it runs: its draft KV is not there yet."""
+    world = told("featured", depth=1, lazy=True, batch=8)
+    world.run(request("a", PROMPT[:17], max_tokens=8))
+    assert world.outcomes["a", 0].said == (greedy(PROMPT[:17], 8), "length")
+    assert not speculator_faults(world)
+
+
+@pytest.mark.parametrize("length", [8, 9, 12])
+def test_the_last_rows_of_a_sequence_that_ends_at_once_are_ingested(length: int) -> None:
+    """Its pages are found by the next one, whose draft KV must be whole."""
+    world = told("featured")
+    world.run(request("a", PROMPT[:length], max_tokens=1))
+    world.run(request("b", PROMPT, max_tokens=8))
+    assert world.outcomes["b", 0].usage.hit_tokens > 0  # type: ignore[union-attr]
+    assert world.composition.speculator.plugin.checked > 0  # type: ignore[union-attr]
+    assert not speculator_faults(world)
+    world.finish()
+
+
+@pytest.mark.parametrize("speculator", ["oracle", "featured"])
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_behind_a_stop_are_not_ingested(speculator: str, seed: int) -> None:
+    tokens = greedy(PROMPT[:9], 12)
+    world = told(speculator, seed)
+    world.run(
+        request("a", PROMPT[:9], max_tokens=30, stop_token_ids=(tokens[7],)), request("b", PROMPT[:3], max_tokens=12)
+    )
+    first = tokens.index(tokens[7])
+    assert world.outcomes["a", 0].said == (tokens[: first + 1], "stop")
+    assert world.outcomes["b", 0].usage.drafted > 0  # type: ignore[union-attr]
+    assert not speculator_faults(world)
