@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 
 from tokloom.core.events import TokenLogprobs
 from tokloom.core.plan import Span, StepPlan
-from tokloom.core.runner import SpanResult, StepResult
+from tokloom.core.runner import PagesLost, SpanResult, StepResult
 from tokloom.core.sampling import AdaptiveK
 from tokloom.core.sampling import TokenLogprobs as RowLogprobs
 from tokloom.core.sequence import Sequence
@@ -43,11 +43,26 @@ class Committer:
         state = self._state
         state.settled = plan.step
         state.allocator.settle(plan.step)
-        fault = error if isinstance(error, TokloomError) else _launch_fault(error)
+        lost = isinstance(error, PagesLost)
+        cause = error.__cause__ if lost and isinstance(error.__cause__, Exception) else error
+        fault = cause if isinstance(cause, TokloomError) else _launch_fault(cause)
         for span in plan.spans:
             seq = state.live.get(span.seq_id)
             if seq is not None and seq.epoch == span.epoch:
                 state.finish(seq, "error", fault)
+        if lost:
+            self._distrust(plan.step)
+
+    def _distrust(self, step: int) -> None:
+        """Anything may share the pages that were lost: forget what is cached, and let everyone compute again."""
+        state = self._state
+        state.allocator.invalidate(None)
+        state.tiers.forget(step)
+        for seq in list(state.running.values()):
+            state.preempt(seq)
+        for seq in list(state.loading.values()):
+            state.drop_pages(seq)
+            state.waiting[seq.seq_id] = seq
 
     def loaded(self, seq: Sequence, tokens: int, complete: bool) -> None:
         """A tier filled the pages up to `tokens`, or did not."""

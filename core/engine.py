@@ -21,7 +21,7 @@ from tokloom.core.events import OutputEvent
 from tokloom.core.plan import StepPlan
 from tokloom.core.planner import Planner
 from tokloom.core.pools import PagePools
-from tokloom.core.runner import Runner, StepResult
+from tokloom.core.runner import PagesLost, Runner, StepResult
 from tokloom.core.sampling import validate
 from tokloom.core.sequence import Sequence
 from tokloom.core.state import EngineState
@@ -158,6 +158,8 @@ class EngineCore:
             if event.finish_reason is not None and event.request_id not in self.state.requests:
                 with self._lock:
                     self._known.discard(event.request_id)
+                    # an abort that came too late must not meet the next request of this name
+                    self._aborts = [name for name in self._aborts if name != event.request_id]
         return events
 
     def _step(self) -> None:
@@ -183,7 +185,10 @@ class EngineCore:
         try:
             result = handle.result()
         except Exception as error:
-            self.state.faults.record("runner", f"step {plan.step}", error)
+            cause = (
+                error.__cause__ if isinstance(error, PagesLost) and isinstance(error.__cause__, Exception) else error
+            )
+            self.state.faults.record("runner", f"step {plan.step}", cause)
             self._committer.fail(plan, error)
             return
         self._committer.commit(plan, result, started, launched)
@@ -210,9 +215,9 @@ class EngineCore:
         ops = state.allocator.drain(state.launched)
         plan = StepPlan(step=state.launched, spans=(), ends=tuple(state.ends), ops=ops)
         state.ends, state.deltas = [], []
-        self.runner.launch(plan).result()
-        state.settled = state.launched
-        state.allocator.settle(state.launched)
+        now = self._now()
+        self._in_flight.append((plan, self.runner.launch(plan), now, now))
+        self._commit_oldest()
 
     def _take_inbox(self) -> None:
         with self._lock:

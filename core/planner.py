@@ -49,6 +49,7 @@ class _Step:
     planned: set[SeqId] = field(factory=set)
     preempted: bool = False
     starved: bool = False
+    patient: bool = False
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -324,11 +325,14 @@ class Planner:
             answer = state.tiers.match(seq, hit, limit)
             if isinstance(answer, Pending):
                 if self._waits_for_tier(seq, now):
+                    step.patient = True
                     return True
             else:
                 found = answer
-        if found.tokens > hit.tokens and self._load(step, seq, hit, found, now):
-            return True
+        if found.tokens > hit.tokens:
+            started = self._load(step, seq, hit, found, now)
+            if started is not None:
+                return started
         return self._admit(step, seq, hit, now)
 
     def _waits_for_tier(self, seq: Sequence, now: float) -> bool:
@@ -351,18 +355,27 @@ class Planner:
         seq.prefix_waits += 1
         return seq.prefix_waits <= self._settings.prefix_wait
 
-    def _quote_fails(self, seq: Sequence, want: SlotRequest, hit: Hit) -> bool:
-        """Reject what can never fit."""
+    def _may_enter(self, step: _Step, seq: Sequence, want: SlotRequest, hit: Hit, now: float) -> bool:
+        """Whether it may take pages now. What can never fit, and what the policy rejects, ends here."""
         quote = self._state.allocator.quote(seq.view, want, hit)
-        if quote.fits_ever:
+        if not quote.fits_ever:
+            error = CapacityError(
+                f"the sequence may need {quote.needed_ever} pages and the pool has {quote.total}",
+                subject=f"request {seq.request.request_id!r}",
+                remedy="Ask for fewer tokens, or raise engine.kv_memory",
+            )
+            self._state.finish(seq, "error", error)
             return False
-        error = CapacityError(
-            f"the sequence may need {quote.needed_ever} pages and the pool has {quote.total}",
-            subject=f"request {seq.request.request_id!r}",
-            remedy="Ask for fewer tokens, or raise engine.kv_memory",
-        )
-        self._state.finish(seq, "error", error)
-        return True
+        decision = self._state.policy.admit(seq.view, quote, self._budget(step, now))
+        if isinstance(decision, Reject):
+            error = CapacityError(
+                f"the scheduler refused it: {decision.reason}",
+                subject=f"request {seq.request.request_id!r}",
+                remedy=f"Retry after {decision.retry_after:g} s" if decision.retry_after > 0 else "Retry later",
+            )
+            self._state.finish(seq, "error", error)
+            return False
+        return not isinstance(decision, Defer)
 
     def _admit(self, step: _Step, seq: Sequence, hit: Hit, now: float) -> bool:
         state = self._state
@@ -370,20 +383,8 @@ class Planner:
         rows = min(remaining, step.rows)
         longest = max(seq.length_limit(self._settings.max_model_tokens), len(seq.tokens))
         want = SlotRequest(write_from=hit.tokens, stop=hit.tokens + rows, tokens=longest)
-        if self._quote_fails(seq, want, hit):
-            return True
-        quote = state.allocator.quote(seq.view, want, hit)
-        decision = state.policy.admit(seq.view, quote, self._budget(step, now))
-        if isinstance(decision, Reject):
-            error = CapacityError(
-                f"the scheduler refused it: {decision.reason}",
-                subject=f"request {seq.request.request_id!r}",
-                remedy=f"Retry after {decision.retry_after:g} s" if decision.retry_after > 0 else "Retry later",
-            )
-            state.finish(seq, "error", error)
-            return True
-        if isinstance(decision, Defer):
-            return False
+        if not self._may_enter(step, seq, want, hit, now):
+            return seq.seq_id not in state.live
         start = hit.tokens
         seq.num_scheduled = seq.num_computed = start
         rows = self._chunk(step, seq, start, now)
@@ -419,18 +420,18 @@ class Planner:
             seq.hit_tokens = hit.tokens
         self._state.policy.observe(SchedEvent(kind="scheduled", at=now, seq_id=seq.seq_id))
 
-    def _load(self, step: _Step, seq: Sequence, hit: Hit, found: TierHit, now: float) -> bool:
-        """Start loading `[hit, found)` from tiers; False if there is no room for it."""
+    def _load(self, step: _Step, seq: Sequence, hit: Hit, found: TierHit, now: float) -> bool | None:
+        """Start loading `[hit, found)` from tiers; None if there is no room for it."""
         state = self._state
         longest = max(seq.length_limit(self._settings.max_model_tokens), len(seq.tokens))
         want = SlotRequest(
             write_from=found.tokens, stop=found.tokens, external=found.tokens - hit.tokens, tokens=longest
         )
-        if self._quote_fails(seq, want, hit):
-            return True
+        if not self._may_enter(step, seq, want, hit, now):
+            return seq.seq_id not in state.live
         answer = state.allocator.allocate(seq.view, want, hit)
         if not isinstance(answer, Allocation):
-            return False
+            return None
         del state.waiting[seq.seq_id]
         state.loading[seq.seq_id] = seq
         seq.num_computed = seq.num_scheduled = hit.tokens
@@ -446,7 +447,7 @@ class Planner:
         """Never hang: with nothing planned, in flight or loading, make room by force, then overrule the policy."""
         state = self._state
         state.policy.overruled = False
-        if step.spans or in_flight or state.loading or state.tiers.active:
+        if step.spans or in_flight or step.patient or state.loading or state.tiers.active:
             self._empty_steps = 0
             return
         if not state.running and not state.waiting:

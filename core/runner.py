@@ -31,7 +31,6 @@ from tokloom.sdk import (
     LoadedModel,
     OnDevice,
     PluginFault,
-    RequestError,
     SeqId,
     TokloomError,
 )
@@ -70,6 +69,10 @@ class StepResult:
     step: int
     spans: tuple[SpanResult, ...]
     ingest: IngestBatch | None = field(default=None, eq=False)
+
+
+class PagesLost(Exception):
+    """A page operation raised, `__cause__` says why: pages that it and later ones should have filled hold garbage."""
 
 
 class Runner:
@@ -124,7 +127,10 @@ class Runner:
             for begin in plan.begins:
                 self._begin(begin)
             self.rows.apply(plan.deltas)
-            self._pools.execute(plan.ops)
+            try:
+                self._pools.execute(plan.ops)
+            except Exception as error:
+                raise PagesLost(f"step {plan.step}") from error
             if not plan.spans:
                 return StepResult(plan.step, ())
             drafts = [self._draft(span) for span in plan.spans]
@@ -160,8 +166,14 @@ class Runner:
                 grammar=self._grammar(params.grammar),
                 tokens=begin.tokens,
             )
-        except (PluginFault, RequestError) as error:
+        except TokloomError as error:
             self._refused[begin.seq_id] = error
+        except Exception as error:
+            self._refused[begin.seq_id] = PluginFault(
+                f"the request's sampling cannot start: {type(error).__name__}: {error}",
+                subject=f"request {seq.request.request_id!r}",
+                remedy="See the grammar and the logits processors that the request names",
+            )
         if self.on_device is not None:
             self.on_device.begin(seq, begin)
 
@@ -216,7 +228,7 @@ class Runner:
         for b, (first, stop) in wanted.items():
             span, row = spans[b], int(step.rows[b])
             end = offset + stop - first
-            if span.scores:
+            if span.scores and span.seq_id not in self._refused:
                 targets = self._targets(span, step, b)
                 if targets:
                     scoring[b] = ScoreRows(span.seq_id, offset, targets)

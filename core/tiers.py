@@ -232,6 +232,13 @@ class Tiers:
                     self._store(part, tuple(store.blocks))
             self._allocator.end_lease(lease, self._fence())
 
+    def forget(self, step: int) -> None:
+        """Operations of `step` and later ones failed: drop stores that wait for them."""
+        for store, lease in self._stores:
+            if store.after >= step:
+                self._allocator.end_lease(lease, self._fence())
+        self._stores = [(store, lease) for store, lease in self._stores if store.after < step]
+
     def _store(self, part: ConnectorPart, blocks: tuple[Block, ...]) -> None:
         job_id = self._open(part, blocks, None)
         try:
