@@ -316,7 +316,7 @@ class Planner:
     def _start(self, step: _Step, seq: Sequence, now: float) -> bool:
         """Try to start a waiting sequence; False if it is in the way of those behind it."""
         state = self._state
-        limit = 0 if seq.scores_prompt else len(seq.tokens) - (1 if seq.generates else 0)
+        limit = 0 if seq.scores_prompt else len(seq.tokens) - 1  # a span has a row
         hit = state.allocator.lookup(seq.view, seq.keys.extend(seq.tokens), limit)
         if self._somebody_computes(seq, hit.tokens, limit):
             return True

@@ -165,3 +165,15 @@ def test_an_abort_that_comes_too_late_does_not_meet_the_next_request_of_that_nam
     world.outcomes.clear()
     world.run(request("a", PROMPT[:7], max_tokens=3))
     assert world.outcomes["a", 0].said == (greedy(PROMPT[:7], 3), "length")
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("tiers", [[], ["slow"]])
+def test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(page: int, tiers: list[str]) -> None:
+    world = World(compose(page=page, tiers=tiers))
+    for name in "ab":
+        world.run(request(name, PROMPT[:8], max_tokens=0), limit=50)
+        assert world.outcomes[name, 0].said == ((), "length")
+    assert world.outcomes["b", 0].usage.hit_tokens > 0  # type: ignore[union-attr]
+    assert not world.faults
+    world.finish()
