@@ -65,7 +65,7 @@ def offers() -> list[Offer[Any, Any]]:
         _offer("scheduler", "broken", "policies:Broken", SchedulerCaps(), Seeded),
         _offer("speculator", "oracle", "speculators:Oracle", SpeculatorCaps(trees=True), Seeded),
         _offer("speculator", "garbage", "speculators:Garbage", SpeculatorCaps(), Seeded),
-        _offer("speculator", "featured", "speculators:Featured", SpeculatorCaps(), Seeded),
+        _offer("speculator", "featured", "speculators:Featured", SpeculatorCaps(trees=True), Seeded),
         _offer("speculator", "sampled", "speculators:Sampled", SpeculatorCaps(dense_q=True), Seeded),
         _offer("speculator", "on-device", "speculators:Oracle", SpeculatorCaps(placement="device", trees=True), Seeded),
         _offer("connector", "slow", "connectors:Slow", ConnectorCaps(), Seeded),

@@ -187,7 +187,14 @@ class Featured(_Base):
         for row, proposal in enumerate(batch.proposals):
             self._check(proposal.seq_id, plane, pages.tables[row].tolist())
         self.proposed += len(batch.proposals)
-        return [Draft.chain(self.truth(p.seq_id, self.rng.randint(0, p.k))) for p in batch.proposals]
+        return [self._draft(p.seq_id, p.k) for p in batch.proposals]
+
+    def _draft(self, seq_id: SeqId, k: int) -> Draft:
+        chain = self.truth(seq_id, self.rng.randint(0, k))
+        if self.options.mode != "trees" or not chain or len(chain) >= k:
+            return Draft.chain(chain)
+        other = (chain[0] + 1) % VOCAB  # a wrong sibling comes first: accepted nodes are not the leading ones
+        return Draft((other, *chain), (-1, -1, *range(1, len(chain))))
 
     def _check(self, seq_id: SeqId, plane: torch.Tensor, table: list[int]) -> None:
         tokens = list(self.views[seq_id].tokens)

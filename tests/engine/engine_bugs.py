@@ -204,3 +204,153 @@ def the_last_draft_stands_unseen(patch: Patch) -> None:
         return original(self, b, span, step, sample, score)
 
     patch.setattr(runner.Runner, "_settle", trusting)
+
+
+@bug("results of an earlier life are taken in")
+def epochs_are_ignored(patch: Patch) -> None:
+    original = commit.Committer._commit_span
+
+    def credulous(self: Any, span: Any, result: Any) -> int:
+        seq = self._state.live.get(span.seq_id)
+        if seq is not None and seq.seq_id in self._state.running:
+            span = attrs.evolve(span, epoch=seq.epoch)
+        return original(self, span, result)
+
+    patch.setattr(commit.Committer, "_commit_span", credulous)
+
+
+@bug("pages of a sequence that leaves are free at once, launched steps or not")
+def fences_are_forgotten(patch: Patch) -> None:
+    original = state.EngineState.drop_pages
+
+    def hasty(self: Any, seq: Any) -> None:
+        launched, self.launched = self.launched, -1
+        try:
+            original(self, seq)
+        finally:
+            self.launched = launched
+
+    patch.setattr(state.EngineState, "drop_pages", hasty)
+
+
+@bug("drafts cross the boundary at which a page would be sealed")
+def drafts_cross_seals(patch: Patch) -> None:
+    patch.setattr(planner.Planner, "_until_seal", lambda self, start: 10**6)
+
+
+@bug("pages that a tier filled are not entered in the row's tables")
+def loaded_pages_are_not_entered(patch: Patch) -> None:
+    original = state.EngineState.take_row
+
+    def forgetful(self: Any, seq: Any, parent: int = -1) -> None:
+        self._held.pop(seq.seq_id, None)
+        original(self, seq, parent)
+
+    patch.setattr(state.EngineState, "take_row", forgetful)
+
+
+@bug("pages are published when they are scheduled, not when they are computed")
+def pages_are_published_early(patch: Patch) -> None:
+    original = planner.Planner._commit_span
+
+    def eager(self: Any, step: Any, seq: Any, span: Any, where: Any) -> None:
+        original(self, step, seq, span, where)
+        computed, seq.num_computed = seq.num_computed, min(span.stop, len(seq.tokens))
+        self._state.allocator.publish(seq.view, seq.num_computed, seq.keys.groups)
+        seq.num_computed = computed
+
+    patch.setattr(planner.Planner, "_commit_span", eager)
+
+
+@bug("copies on write are forgotten")
+def copies_are_forgotten(patch: Patch) -> None:
+    from tokloom.core.pools import PagePools
+    from tokloom.sdk import CopyPage
+
+    original = PagePools.execute
+    patch.setattr(
+        PagePools, "execute", lambda self, ops: original(self, [op for op in ops if not isinstance(op, CopyPage)])
+    )
+
+
+@bug("features are those of the first rows instead of the accepted ones")
+def features_are_by_slot(patch: Patch) -> None:
+    original = runner.Runner._standing_features
+
+    def by_slot(self: Any, step: Any, results: Any, hidden: Any) -> Any:
+        straight = [attrs.evolve(result, accepted=tuple(range(len(result.accepted)))) for result in results]
+        return original(self, step, straight, hidden)
+
+    patch.setattr(runner.Runner, "_standing_features", by_slot)
+
+
+@bug("a speculator is not told that a sequence ended")
+def speculators_do_not_hear_of_ends(patch: Patch) -> None:
+    from tokloom.core.speculation import HostSpeculation
+
+    patch.setattr(HostSpeculation, "end", lambda *_: None)
+
+
+@bug("log-probabilities of a prompt are kept over a preemption")
+def prompt_logprobs_are_doubled(patch: Patch) -> None:
+    from tokloom.core.sequence import Sequence
+
+    original = Sequence.restart
+
+    def keeping(self: Any) -> None:
+        kept = list(self.prompt_logprobs)
+        original(self)
+        self.prompt_logprobs = kept
+
+    patch.setattr(Sequence, "restart", keeping)
+
+
+@bug("after a page operation failed, what it should have filled is trusted")
+def lost_pages_are_trusted(patch: Patch) -> None:
+    patch.setattr(commit.Committer, "_distrust", lambda *_: None)
+
+
+@bug("a sequence that ends is gone before a speculator saw its last rows")
+def last_rows_are_not_ingested(patch: Patch) -> None:
+    original = commit.Committer._commit_span
+
+    def early(self: Any, span: Any, result: Any) -> int:
+        known = original(self, span, result)
+        for seq, reason in self._ended:
+            self._state.finish(seq, reason)
+        self._ended.clear()
+        return known
+
+    patch.setattr(commit.Committer, "_commit_span", early)
+
+
+@bug("a host speculator is asked while rows are in flight that it has not seen")
+def speculators_are_asked_too_early(patch: Patch) -> None:
+    original = planner.Planner._draft_limit
+
+    def early(self: Any, seq: Any) -> int:
+        scheduled, seq.num_scheduled = seq.num_scheduled, seq.num_computed
+        if seq.pending:
+            seq.num_scheduled = scheduled
+        try:
+            return original(self, seq)
+        finally:
+            seq.num_scheduled = scheduled
+
+    patch.setattr(planner.Planner, "_draft_limit", early)
+
+
+@bug("a prefix hit may leave nothing to compute")
+def hits_leave_nothing(patch: Patch) -> None:
+    original = planner.Planner._start
+
+    def full(self: Any, step: Any, seq: Any, now: float) -> bool:
+        lookup = self._state.allocator.lookup
+        more = 0 if seq.generates or seq.scores_prompt else 1
+        self._state.allocator.lookup = lambda view, keys, limit: lookup(view, keys, limit + more)
+        try:
+            return original(self, step, seq, now)
+        finally:
+            self._state.allocator.lookup = lookup
+
+    patch.setattr(planner.Planner, "_start", full)

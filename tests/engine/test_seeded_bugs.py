@@ -4,8 +4,11 @@ import random
 
 import pytest
 import test_behaviour as behaviour
+import test_isolation as isolation
+import test_speculator_history as history
 from engine_bugs import BUGS
-from engine_world import World, compose, random_requests, request, serial
+from engine_checks import CheckedWorld
+from engine_world import World, compose, greedy, random_requests, request, serial
 from test_random_programs import run_program
 
 SEEDS = range(200, 216)
@@ -16,7 +19,15 @@ def scenarios() -> None:
     behaviour.test_different_salts_share_nothing()
     behaviour.test_draft_kv_and_features_are_right_through_hits_and_forks()
     behaviour.test_blocks_that_fail_are_computed_and_not_asked_again()
+    behaviour.test_prompt_logprobs_survive_preemption_and_come_once()
+    behaviour.test_parallel_samples_fork_and_copy_on_write()
+    isolation.test_pages_of_a_seal_that_raised_are_never_used(0, None, 1)
+    isolation.test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(4, [])
+    history.test_nothing_is_proposed_while_a_prompt_chunk_is_in_flight()
+    history.test_the_last_rows_of_a_sequence_that_ends_at_once_are_ingested(9)
     draft_kv_of_a_changed_continuation()
+    features_of_tree_rows()
+    drafts_under_seals()
     for speculator in (None, {"plugin": "featured"}):
         assert sum(busy(seed, speculator) for seed in range(1, 6)) > 0
     for after in (2, 4):
@@ -34,11 +45,36 @@ def draft_kv_of_a_changed_continuation() -> None:
     assert "speculator.featured" not in world.faults, world.faults
 
 
+def features_of_tree_rows() -> None:
+    """A speculator that drafts trees and wants features gets those of accepted nodes."""
+    world = World(compose(speculator={"plugin": "featured", "options": {"mode": "trees", "seed": 3}}))
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    world.run(request("a", prompt, max_tokens=60))
+    assert world.outcomes["a", 0].said == (greedy(prompt, 60), "length")
+    assert world.outcomes["a", 0].usage.accepted > 0  # type: ignore[union-attr]
+    assert not world.faults
+
+
+def drafts_under_seals() -> None:
+    """Right drafts over many pages of a sealing codec: a draft never runs past where a plain decode would seal."""
+    section = {"plugin": "oracle", "options": {"seed": 2}}
+    for residual in (0, 3):
+        codec = {"plugin": "sealing", "options": {"residual": residual}}
+        world = CheckedWorld(compose(speculator=section, codec=codec))
+        launch, spans = world.core.runner.launch, []
+        world.core.runner.launch = lambda plan, launch=launch, spans=spans: (spans.extend(plan.spans), launch(plan))[1]  # type: ignore[misc]
+        world.run(request("a", [1, 2, 3], max_tokens=60))
+        drafted = [span for span in spans if span.k]
+        assert drafted
+        for span in drafted:
+            assert max(0, span.start - residual) // 4 == max(0, span.stop - 1 - residual) // 4, span
+
+
 def busy(seed: int, speculator: object) -> int:
     """Many sequences in a small pool at depth 1; returns how often one was preempted."""
     requests = random_requests(random.Random(seed), 8)
     wanted = serial(requests)
-    world = World(compose(pages=20, depth=1, lazy=True, sequences=6, batch=16, speculator=speculator))
+    world = CheckedWorld(compose(pages=20, depth=1, lazy=True, sequences=6, batch=16, speculator=speculator))
     world.run(*requests)
     assert {key: outcome.said for key, outcome in world.outcomes.items()} == wanted
     world.finish()
