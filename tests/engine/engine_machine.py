@@ -2,14 +2,17 @@
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import attrs
 import hypothesis.strategies as st
+import pytest
 from engine_checks import CheckedWorld
-from engine_world import VOCAB, Clock, World, compose, request
+from engine_world import VOCAB, Clock, Outcome, World, compose, request
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tokloom.core.events import TokenLogprobs
 from tokloom.sdk import CapacityError, Objectives, Request
 
 MODELS = ("tagged", "tagged-window", "tagged-eos")
@@ -49,10 +52,10 @@ class Reference:
 
     def __init__(self) -> None:
         self._worlds: dict[str, World] = {}
-        self._said: dict[tuple[str, str], dict[int, Any]] = {}
+        self._said: dict[tuple[str, str], dict[int, Outcome]] = {}
 
-    def of(self, model: str, item: Request) -> dict[int, Any]:
-        """Per child: tokens and finish reason."""
+    def of(self, model: str, item: Request) -> dict[int, Outcome]:
+        """Outcome per child."""
         alone = attrs.evolve(item, request_id="alone", priority=0, objectives=Objectives())
         key = model, repr(alone)
         if key not in self._said:
@@ -63,8 +66,14 @@ class Reference:
                 world = self._worlds[model] = World(compose(model=model, **options), check=False)
             world.outcomes.clear()
             world.run(alone)
-            self._said[key] = {child: outcome.said for (_, child), outcome in world.outcomes.items()}
+            self._said[key] = {child: outcome for (_, child), outcome in world.outcomes.items()}
         return self._said[key]
+
+
+def assert_same_logprobs(found: Sequence[TokenLogprobs], wanted: Sequence[TokenLogprobs]) -> None:
+    """Equal tokens and, up to rounding, equal log-probabilities."""
+    assert [entry.token for entry in found] == [entry.token for entry in wanted]
+    assert [entry.logprob for entry in found] == pytest.approx([e.logprob for e in wanted], abs=1e-6, nan_ok=True)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -199,6 +208,13 @@ class EngineMachine(RuleBasedStateMachine):
             self.cut.setdefault((name, one), set()).add("stop")
         self.w.core.stop(name, child)
 
+    @precondition(lambda self: self.w.core.state.running)
+    @rule(which=st.integers(0, 7))
+    def preempt(self, which: int) -> None:
+        """Whoever runs, whatever is in flight: results of the life before must not count."""
+        running = list(self.w.core.state.running.values())
+        self.w.core.state.preempt(running[which % len(running)])
+
     @rule()
     def time_passes(self) -> None:
         self.clock.time += 0.4
@@ -234,17 +250,19 @@ class EngineMachine(RuleBasedStateMachine):
     def _compare(self) -> None:
         model = self.w.composition.model.spec.name
         wanted = {
-            (name, child): said
+            (name, child): outcome
             for name, item in self.requests.items()
-            for child, said in self.reference.of(model, item).items()
+            for child, outcome in self.reference.of(model, item).items()
         }
         assert self.w.outcomes.keys() == wanted.keys()
         for key, outcome in self.w.outcomes.items():
             self.totals[f"ended by {outcome.reason}"] += 1
-            if outcome.reason in self.cut.get(key, ()) and outcome.said != wanted[key]:
-                assert tuple(outcome.tokens) == wanted[key][0][: len(outcome.tokens)], key
+            if outcome.reason in self.cut.get(key, ()) and outcome.said != wanted[key].said:
+                assert tuple(outcome.tokens) == wanted[key].said[0][: len(outcome.tokens)], key
             else:
-                assert outcome.said == wanted[key], (key, self.requests[key[0]], outcome.error, self.w.faults)
+                assert outcome.said == wanted[key].said, (key, self.requests[key[0]], outcome.error, self.w.faults)
+                assert_same_logprobs(outcome.logprobs, wanted[key].logprobs)
+                assert_same_logprobs(outcome.prompt_logprobs, wanted[key].prompt_logprobs)
 
     def _no_faults_of_sound_speculators(self) -> None:
         part = self.w.composition.speculator

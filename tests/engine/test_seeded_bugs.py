@@ -5,6 +5,7 @@ import random
 import pytest
 import test_behaviour as behaviour
 import test_isolation as isolation
+import test_preemption as preemption
 import test_speculator_history as history
 from engine_bugs import BUGS
 from engine_checks import CheckedWorld
@@ -23,6 +24,9 @@ def scenarios() -> None:
     behaviour.test_parallel_samples_fork_and_copy_on_write()
     isolation.test_pages_of_a_seal_that_raised_are_never_used(0, None, 1)
     isolation.test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(4, [])
+    preemption.test_a_prompt_that_was_scored_in_part_is_scored_again_from_its_beginning(2)
+    for seed in range(4):
+        preemption.test_sequences_that_are_preempted_at_random_say_what_they_say_alone(1, None, seed)
     history.test_nothing_is_proposed_while_a_prompt_chunk_is_in_flight()
     history.test_the_last_rows_of_a_sequence_that_ends_at_once_are_ingested(9)
     draft_kv_of_a_changed_continuation()
