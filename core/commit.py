@@ -22,6 +22,7 @@ class Committer:
         self._state = state
         self._controller = controller
         self._eos = frozenset(state.composition.model.spec.eos_ids)
+        self._lookahead = max((group.key_lookahead for group in state.layout.groups), default=0)
         self._windowed = [group for group in state.layout.groups if group.window is not None]
         self._last: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._ended: list[tuple[Sequence, FinishReason]] = []
@@ -173,13 +174,15 @@ class Committer:
                 state.waiting[other.seq_id] = other
 
     def _share(self, seq: Sequence, other: Sequence) -> bool:
+        """Give a child its parent's pages, less the positions whose bytes depend on tokens that may differ."""
         state = self._state
-        if not state.free_rows:
+        tokens = seq.num_computed - self._lookahead
+        if not state.free_rows or tokens <= 0:
             return False
-        answer = state.allocator.fork(seq.seq_id, other.seq_id, seq.num_computed)
+        answer = state.allocator.fork(seq.seq_id, other.seq_id, tokens)
         if not isinstance(answer, Allocation):
             return False
-        other.num_computed = other.num_scheduled = other.allocated = seq.num_computed
+        other.num_computed = other.num_scheduled = other.allocated = tokens
         state.running[other.seq_id] = other
         state.take_row(other, seq.seq_id)
         state.take_pages(answer)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from engine_world import World, compose, greedy, request
+from engine_world import World, compose, greedy, request, serial
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4, 7, 6, 5, 3, 2]
 
@@ -48,3 +48,19 @@ def test_rows_behind_a_stop_are_not_ingested(speculator: str, seed: int) -> None
     assert world.outcomes["a", 0].said == (tokens[: first + 1], "stop")
     assert world.outcomes["b", 0].usage.drafted > 0  # type: ignore[union-attr]
     assert not speculator_faults(world)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 8, 9])
+@pytest.mark.parametrize("model", ["tagged", "tagged-window"])
+@pytest.mark.parametrize("residual", [None, 0, 2])
+def test_children_have_draft_kv_of_their_own_first_token(length: int, model: str, residual: int | None) -> None:
+    """The last prompt position's draft KV depends on the token after it, which differs from child to child."""
+    codec = "dense" if residual is None else {"plugin": "sealing", "options": {"residual": residual}}
+    world = told("featured", model=model, codec=codec)
+    item = request("a", PROMPT[:length], n=6, temperature=3.0, seed=2, max_tokens=12)
+    world.run(item)
+    assert len({world.outcomes["a", child].tokens[0] for child in range(6)}) > 1
+    assert {key: outcome.said for key, outcome in world.outcomes.items()} == serial([item], model)
+    assert world.composition.speculator.plugin.checked > 0  # type: ignore[union-attr]
+    assert not speculator_faults(world)
+    world.finish()
