@@ -128,9 +128,7 @@ class EngineLoop:
                 box.open -= 1
                 if not box.open:
                     self._forget(translated.request_id)
-            left = box.left
-        if not left:
-            box.put(translated)
+        box.put(translated)
 
     def _forget(self, request_id: str) -> None:
         self._boxes.pop(request_id, None)

@@ -49,7 +49,7 @@ class ByteTokenizer:
 class _Row:
     request: Request
     child: int
-    tokens: list[int]
+    tokens: Sequence[int]
     reason: FinishReason
     done: int = 0
     over: FinishReason | None = None
@@ -142,7 +142,7 @@ class FakeCore:
             aborts, self._aborts = self._aborts, []
         for request in fresh:
             for child in range(request.sampling.n):
-                tokens = list(self._answer(request, child))
+                tokens = self._answer(request, child)
                 reason: FinishReason = "stop"
                 if len(tokens) > request.sampling.max_tokens:
                     tokens, reason = tokens[: request.sampling.max_tokens], "length"
@@ -181,6 +181,16 @@ class FakeCore:
     def close(self) -> None:
         self.closed += 1
         self._rows.clear()
+
+
+class Forever(Sequence[int]):
+    """The letter a without end."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __getitem__(self, part: Any) -> Any:
+        return [97] * len(range(*part.indices(len(self)))) if isinstance(part, slice) else 97
 
 
 def spell(text: str) -> Callable[[Request, int], Sequence[int]]:

@@ -10,13 +10,13 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fake_core import ByteTokenizer, FakeCore, spell
+from fake_core import ByteTokenizer, FakeCore, Forever, spell
 
 from tokloom.api import AsyncEngine, Event, GenerateRequest
 from tokloom.core.events import OutputEvent
 from tokloom.sdk import CapacityError, PluginFault, RequestError, SamplingParams
 
-ENDLESS = SamplingParams(max_tokens=1_000_000)
+ENDLESS = SamplingParams(max_tokens=10**15)
 
 
 def request(prompt: str = "go", sampling: SamplingParams = ENDLESS, **options: object) -> GenerateRequest:
@@ -58,10 +58,10 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 class Endless(FakeCore):
-    """Answers with the letter a until it is told to stop."""
+    """Answers until it is told to stop."""
 
     def __init__(self, limit: int = 64) -> None:
-        super().__init__(lambda request, child: [97] * 1_000_000, limit=limit)
+        super().__init__(lambda request, child: Forever(), limit=limit)
 
 
 # -- leaving ----------------------------------------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_a_process_may_end_while_its_engine_works() -> None:
 import asyncio, sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}]
 import torch
-from fake_core import ByteTokenizer, FakeCore
+from fake_core import ByteTokenizer, FakeCore, Forever
 from tokloom.api import AsyncEngine, GenerateRequest
 from tokloom.sdk import SamplingParams
 
@@ -505,10 +505,10 @@ class Busy(FakeCore):
         super().close()
         print("closed", flush=True)
 
-core = Busy(lambda request, child: [97] * 1000000)
+core = Busy(lambda request, child: Forever())
 engine = AsyncEngine(core, ByteTokenizer())
 loop = asyncio.new_event_loop()
-stream = engine.generate(GenerateRequest(prompt="a", sampling=SamplingParams(max_tokens=10**6)))
+stream = engine.generate(GenerateRequest(prompt="a", sampling=SamplingParams(max_tokens=10**15)))
 loop.run_until_complete(anext(stream))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

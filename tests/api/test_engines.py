@@ -1,6 +1,7 @@
 """Engine and AsyncEngine over a tiny real model."""
 
 import asyncio
+import random
 import shutil
 import subprocess
 import sys
@@ -266,6 +267,33 @@ def test_leaving_a_stream_cancels_it_and_returns_its_pages(model: Path, how: str
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(read(engine, 10_000), 0.05)
             await _settle(engine)
+            assert await _text(engine, "next")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_readers_that_leave_at_random_leave_no_pages(model: Path, seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def reader(engine: AsyncEngine, number: int, limit: int) -> None:
+        sampling = SamplingParams(max_tokens=60, temperature=1.0, n=rng.choice([1, 1, 2]), seed=number, ignore_eos=True)
+        prompt = f"{'shared ' * rng.randint(0, 12)}{number}"
+        async for _ in engine.generate(GenerateRequest(prompt=prompt, sampling=sampling)):
+            limit -= 1
+            if not limit:
+                break
+
+    async def main() -> None:
+        async with await _open(model) as engine:
+            tasks = [asyncio.create_task(reader(engine, n, rng.choice([1, 2, 9, 1000]))) for n in range(40)]
+            for task in rng.sample(tasks, 20):
+                await asyncio.sleep(rng.random() * 0.02)
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+            await _settle(engine)
+            engine.core.state.allocator.audit()
             assert await _text(engine, "next")
 
     asyncio.run(main())
