@@ -12,7 +12,7 @@ import copy
 import threading
 from typing import Final
 
-from tokloom.api.mailbox import Mailbox
+from tokloom.api.mailbox import Mailbox, wake
 from tokloom.api.requests import prepare
 from tokloom.api.session import Session
 from tokloom.api.types import GenerateRequest
@@ -110,25 +110,35 @@ class EngineLoop:
                 if not self.core.busy:
                     self.core.wait(_IDLE)
                     continue
-                for event in self.core.step():
-                    self._deliver(event)
+                self._step()
         except BaseException as error:
             failure = error if isinstance(error, TokloomError) else _fault(error)
         self._finish(failure)
 
-    def _deliver(self, event: OutputEvent) -> None:
+    def _step(self) -> None:
+        sleepers: list[Mailbox] = []
+        try:
+            for event in self.core.step():
+                box = self._deliver(event)
+                if box is not None:
+                    sleepers.append(box)
+        finally:
+            wake(sleepers)
+
+    def _deliver(self, event: OutputEvent) -> Mailbox | None:
+        """Put an event into its mailbox; returns the mailbox if its reader must be woken."""
         translated = self._session.translate(event)
         if translated is None:
-            return
+            return None
         with self._lock:
             box = self._boxes.get(translated.request_id)
             if box is None:
-                return
+                return None
             if translated.finish_reason is not None:
                 box.open -= 1
                 if not box.open:
                     self._forget(translated.request_id)
-        box.put(translated)
+        return box if box.put(translated) else None
 
     def _forget(self, request_id: str) -> None:
         self._boxes.pop(request_id, None)

@@ -1,8 +1,10 @@
 """Mailbox: events of one request on their way from the engine's thread to one asyncio loop."""
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from tokloom.api.gather import join
@@ -29,16 +31,17 @@ class Mailbox:
         self.request_id = ""
         self.open = 0
         self.left = False
-        self._loop = loop
+        self.loop = loop
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
         self._pending: dict[int, list[Event]] = {}
         self._order: deque[int] = deque()
         self._failure: TokloomError | None = None
 
-    def put(self, event: Event) -> None:
-        """From any thread."""
+    def put(self, event: Event) -> bool:
+        """From any thread. Returns whether the reader may sleep: then `wake` must follow."""
         with self._lock:
+            sleeps = not self._order
             waiting = self._pending.get(event.index)
             if waiting is None:
                 self._pending[event.index] = [event]
@@ -47,19 +50,17 @@ class Mailbox:
                 waiting.append(event)
                 if len(waiting) > _JOIN_AFTER:
                     waiting[:] = [join(waiting)]
-        self._signal()
+        return sleeps
 
     def fail(self, error: TokloomError) -> None:
-        """Nothing more will come. From any thread."""
+        """Nothing more will come. From any thread; wakes the reader."""
         with self._lock:
             self._failure = error
-        self._signal()
+        wake([self])
 
-    def _signal(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._ready.set)
-        except RuntimeError:  # the reader's loop is closed: nobody waits any more
-            return
+    def ring(self) -> None:
+        """On the reader's loop."""
+        self._ready.set()
 
     async def get(self) -> Event:
         """The next event. Raises the failure once everything before it was read."""
@@ -71,3 +72,18 @@ class Mailbox:
                     raise self._failure
                 self._ready.clear()
             await self._ready.wait()
+
+
+def wake(boxes: Iterable[Mailbox]) -> None:
+    """Wake the readers of mailboxes, with one call into each of their loops. From any thread."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Mailbox]] = {}
+    for box in boxes:
+        by_loop.setdefault(box.loop, []).append(box)
+    for loop, sleepers in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_ring, sleepers)
+
+
+def _ring(boxes: Iterable[Mailbox]) -> None:
+    for box in boxes:
+        box.ring()
