@@ -106,6 +106,10 @@ def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool
 
 def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
     """Check, tokenise and translate; may take long for a long prompt. Raises RequestError naming what is wrong."""
+    if not isinstance(request, GenerateRequest):
+        raise RequestError(
+            f"the request is {type(request).__name__}", remedy="Give a GenerateRequest; its prompt takes text"
+        )
     subject = f"request {request.request_id!r}" if request.request_id else "request"
     check(request, subject)
     if request.stop and tokenizer is None:

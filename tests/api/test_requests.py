@@ -75,6 +75,14 @@ def test_what_cannot_be_a_request_is_refused_when_it_is_made(options: dict[str, 
         GenerateRequest(**options)
 
 
+def test_something_else_is_no_request() -> None:
+    engine = Engine(FakeCore(spell("fine")), ByteTokenizer())  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="the request is str"):
+        engine.add("hello")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="the request is dict"):
+        engine.generate([{"prompt": "hello"}])  # type: ignore[list-item]
+
+
 def test_one_stop_string_is_not_its_characters() -> None:
     assert GenerateRequest(prompt="a", stop="END").stop == ("END",)  # type: ignore[arg-type]
     assert GenerateRequest(prompt="a", stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
