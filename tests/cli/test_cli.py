@@ -20,6 +20,16 @@ from tokloom.serve.cli import main
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from tokloom.serve.cli import main; main()"]
+#: steps long enough to be interrupted; processes started in the background inherit that SIGINT is ignored
+INTERRUPTIBLE = """
+import signal, time
+import tokloom.core.engine as engine
+signal.signal(signal.SIGINT, signal.default_int_handler)
+step = engine.EngineCore.step
+engine.EngineCore.step = lambda core: (time.sleep(0.05), step(core))[1]
+from tokloom.serve.cli import main
+main()
+"""
 FLAGS = [part for text in SETS for part in ("--set", text)]
 
 
@@ -298,11 +308,8 @@ def test_an_interrupt_ends_quickly_and_quietly(model: Path, tmp_path: Path, comm
         "file": ["generate", *flags, "--prompt-file", str(file)],
         "chat": ["chat", *flags],
     }[command]
-    # a step is made long enough to be interrupted while the answer comes
-    slow = "import time, tokloom.core.engine as e\nold = e.EngineCore.step\n"
-    slow += "e.EngineCore.step = lambda core: (time.sleep(0.05), old(core))[1]\n"
     running = subprocess.Popen(
-        [sys.executable, "-c", slow + "from tokloom.serve.cli import main; main()", *arguments],
+        [sys.executable, "-c", INTERRUPTIBLE, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -321,12 +328,10 @@ def test_an_interrupt_ends_quickly_and_quietly(model: Path, tmp_path: Path, comm
 
 
 def test_on_a_terminal_an_interrupt_stops_the_answer_and_the_conversation_goes_on(model: Path) -> None:
-    slow = "import time, tokloom.core.engine as e\nold = e.EngineCore.step\n"
-    slow += "e.EngineCore.step = lambda core: (time.sleep(0.02), old(core))[1]\n"
     near, far = pty.openpty()
     flags = ["--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "100"]
     running = subprocess.Popen(
-        [sys.executable, "-c", slow + "from tokloom.serve.cli import main; main()", "chat", *flags],
+        [sys.executable, "-c", INTERRUPTIBLE, "chat", *flags],
         stdin=far,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
