@@ -102,6 +102,7 @@ def _deciding() -> list[Offer[Any, Any]]:
         _offer("scheduler", "broken", "policies:Broken", SchedulerCaps(), Seeded),
         _offer("speculator", "oracle", "speculators:Oracle", SpeculatorCaps(trees=True), Seeded),
         _offer("speculator", "garbage", "speculators:Garbage", SpeculatorCaps(), Seeded),
+        _offer("speculator", "garbage-on-device", "speculators:Garbage", device, Seeded),
         _offer("speculator", "featured", "speculators:Featured", SpeculatorCaps(), Seeded),
         _offer("speculator", "featured-on-device", "speculators:Featured", device, Seeded),
         _offer("speculator", "sampled", "speculators:Sampled", SpeculatorCaps(dense_q=True), Seeded),
