@@ -23,16 +23,32 @@ class Committer:
         self._controller = controller
         self._eos = frozenset(state.composition.model.spec.eos_ids)
         self._windowed = [group for group in state.layout.groups if group.window is not None]
+        self._ending: list[tuple[Sequence, FinishReason]] = []
+        self._draft_kv = any(group.owner == "speculator" for group in state.layout.groups)
         self._last: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def commit(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
         state = self._state
         state.settled = plan.step
         state.allocator.settle(plan.step)
+        self._take_device_faults()
         keep = [self._commit_span(span, outcome) for span, outcome in zip(plan.spans, result.spans, strict=True)]
         if state.host_spec is not None and result.ingest is not None:
             self._ingest(result.ingest, keep)
+        for seq, reason in self._ending:
+            self._publish(seq)
+            state.finish(seq, reason)
+        self._ending.clear()
         self._count(plan, result, started, launched)
+
+    def _take_device_faults(self) -> None:
+        """What a device speculator did wrong inside the launch."""
+        device, part = self._state.runner.on_device, self._state.composition.speculator
+        if device is None or part is None:
+            return
+        for method, what in device.errors:
+            self._state.faults.record(part.id, method, what)
+        device.errors.clear()
 
     def fail(self, plan: StepPlan, error: Exception) -> None:
         """The launch raised: its sequences end with an error, everyone else goes on."""
@@ -84,15 +100,25 @@ class Committer:
         if reason is None and not seq.generates and seq.num_computed == len(seq.tokens):
             reason = "scored" if seq.request.task == "score" else "length"
         if reason is not None:
-            self._publish(seq)
-            state.finish(seq, reason)
-            return False
+            return self._end(seq, reason, cut=seq.num_computed > len(seq.tokens) - bool(result.tokens))
         if result.rows < span.stop - span.start:
             state.deltas += state.allocator.truncate(seq.seq_id, seq.num_scheduled, state.launched)
             seq.allocated = seq.num_scheduled
         self._publish(seq)
         self._slide(seq)
         return True
+
+    def _end(self, seq: Sequence, reason: FinishReason, *, cut: bool) -> bool:
+        """Finish the sequence; later in this commit, if a host speculator must first ingest the rows that complete its
+        draft KV. Rows of a run that was cut at a stop are not the history, so they are never ingested.
+        """
+        host = self._state.host_spec
+        if host is not None and self._draft_kv and host.follows(seq.seq_id) and not cut:
+            self._ending.append((seq, reason))
+            return True
+        self._publish(seq, last=True)
+        self._state.finish(seq, reason)
+        return False
 
     def _score(self, seq: Sequence, result: SpanResult) -> None:
         if not seq.scores_prompt:
@@ -151,8 +177,8 @@ class Committer:
 
     def _share(self, seq: Sequence, other: Sequence) -> bool:
         state = self._state
-        if not state.free_rows:
-            return False
+        if not state.free_rows or any(group.key_lookahead for group in state.layout.groups):
+            return False  # KV that depends on the next token cannot be shared by children that drew different ones
         answer = state.allocator.fork(seq.seq_id, other.seq_id, seq.num_computed)
         if not isinstance(answer, Allocation):
             return False
@@ -162,9 +188,14 @@ class Committer:
         state.take_pages(answer)
         return True
 
-    def _publish(self, seq: Sequence) -> None:
-        """Make full pages findable, when there are new ones."""
+    def _publish(self, seq: Sequence, *, last: bool = False) -> None:
+        """Make full pages findable, when there are new ones. Not where a host speculator's own KV is behind: it is not
+        told of rows that a stop cut off, nor of anything after a fault.
+        """
         state = self._state
+        host = state.host_spec
+        if host is not None and self._draft_kv and (last or not host.follows(seq.seq_id)):
+            return
         keys = seq.keys.groups
         ready = 0
         for group in state.layout.groups:

@@ -64,9 +64,6 @@ class _Base:
                 self.require(tokens[position] == batch.ids[t], f"row {t} of sequence {seq_id} is not the history")
                 self.require(following == then, f"{following} follows row {t} of sequence {seq_id}, not {then}")
 
-    def rollback(self, seq_id: SeqId, tokens: int) -> None:
-        raise NotImplementedError
-
     def end(self, seq_id: SeqId) -> None:
         del self.views[seq_id]
         self.ended += 1
