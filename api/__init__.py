@@ -42,3 +42,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"tokloom.api.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,23 +8,28 @@ from tokloom.sdk import Tokenizer
 class Detokenizer:
     """One sequence. The bytes of tokens go through an incremental UTF-8 decoder: what is incomplete waits.
 
-    Special tokens are left out. A SentencePiece text begins without the space its first piece carries.
+    Special tokens are left out.
+
+    Args:
+        at_start: the tokens begin a text of their own (an answer) instead of continuing one. Tokenizers in the way of
+            SentencePiece put a space before the first word; where `Tokenizer.decode` removes it, so does this class.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, at_start: bool = False) -> None:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip = at_start
+        self._at_start = at_start
 
     def push(self, token: int) -> str:
         """Text that `token` completes."""
         if token in self._special:
             return ""
         data = self._tokenizer.token_bytes(token)
-        if self._strip and data:
-            self._strip = False
-            data = data.removeprefix(b" ")
+        if self._at_start and data:
+            self._at_start = False
+            if data.startswith(b" ") and not self._tokenizer.decode([token], skip_special=True).startswith(" "):
+                data = data[1:]
         return self._decoder.decode(data)
 
     def finish(self) -> str:

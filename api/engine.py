@@ -5,16 +5,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from attrs import define, field
-
-from tokloom.api.loading import Progress, start
-from tokloom.api.profiles import read_profile
+from tokloom.api.gather import Gathered
+from tokloom.api.loading import Loader, Progress
 from tokloom.api.requests import prepare
 from tokloom.api.session import Session
-from tokloom.api.types import Event, GenerateRequest, Result, TokenLogprobs, Usage
+from tokloom.api.types import Event, GenerateRequest, Result
 from tokloom.core.catalog import Catalog
+from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
-from tokloom.sdk import FinishReason, SamplingParams, Tokenizer, TokloomError
+from tokloom.sdk import CapacityError, SamplingParams, Tokenizer
 
 
 class Engine:
@@ -27,13 +26,14 @@ class Engine:
         self.core = core
         self.tokenizer = tokenizer
         self._session = Session(core, tokenizer)
+        self._kept: list[Event] = []
 
     @classmethod
     def from_profile(
         cls,
         profile: str | Path | Mapping[str, Any] = "builtin:cpu",
         *,
-        model: str | Path | None = None,
+        model: str | Path | Mapping[str, Any] | None = None,
         sets: Sequence[str] = (),
         catalog: Catalog | None = None,
         progress: Progress | None = None,
@@ -43,13 +43,20 @@ class Engine:
 
         Args:
             profile: a path, `builtin:NAME`, or a mapping of a profile's shape.
-            model: shorthand for the profile's `model.path`.
+            model: shorthand for the profile's `model.path`; a mapping overrides the section `model`.
             sets: `section.key=value` texts as on the command line; strongest.
             catalog: where plugins come from; None finds the installed ones.
             progress: called with (done, total, what) while weights load.
-            overrides: sections of the profile, for example `engine={"max_sequences": 4}`.
+            overrides: sections of the profile, for example `engine={"max_sequences": 4}`; dotted keys are accepted,
+                for example `**{"engine.max_sequences": 4}`.
         """
-        core = start(read_profile(profile, model=model, sets=sets, overrides=overrides), catalog, progress)
+        core = Loader.of_profile(profile, model, sets, overrides, catalog, progress).load()
+        return cls(core, core.composition.model.tokenizer)
+
+    @classmethod
+    def from_composition(cls, composition: Composition, progress: Progress | None = None) -> "Engine":
+        """Load the model of a composition."""
+        core = Loader(lambda: composition, progress).load()
         return cls(core, core.composition.model.tokenizer)
 
     def add(self, request: GenerateRequest) -> str:
@@ -69,55 +76,45 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to do."""
-        return self.core.busy
+        """Whether there is anything left to do or to report."""
+        return bool(self._kept) or self.core.busy
 
     def step(self) -> list[Event]:
-        """Do one step of work."""
+        """Do one step of work; events that are new, and those that `generate` met of other requests."""
+        kept, self._kept = self._kept, []
+        return kept + self._step()
+
+    def _step(self) -> list[Event]:
         events = [self._session.translate(event) for event in self.core.step()]
         return [event for event in events if event is not None]
 
     def generate(
         self, requests: GenerateRequest | str | Iterable[GenerateRequest | str], sampling: SamplingParams | None = None
     ) -> list[Result]:
-        """Run requests to their end, all at once; results in the order given, `n` per request.
+        """Run requests to their end, as many at once as the engine takes; results in the order given, `n` per request.
 
-        Strings are prompts that use `sampling`. The first request that fails raises its error after all have ended.
+        Strings are prompts that use `sampling`. A request that is refused raises at once and ends the others; of those
+        that fail while they run, the first raises its error after all have ended. Events of requests that were added
+        before come with the next `step`.
         """
-        given = [requests] if isinstance(requests, (GenerateRequest, str)) else list(requests)
-        gathered: dict[tuple[str, int], _Gathered] = {}
+        given = [requests] if isinstance(requests, (GenerateRequest, str)) else requests
+        batch = _Batch(self)
         try:
             for item in given:
-                self._start(item, sampling, gathered)
-            while any(item.reason is None for item in gathered.values()):
-                for event in self.step():
-                    found = gathered.get((event.request_id, event.index))
-                    if found is not None:
-                        found.take(event)
+                if isinstance(item, str):
+                    item = GenerateRequest(prompt=item, sampling=sampling or SamplingParams())
+                batch.start(item)
+            while batch.open:
+                batch.advance()
         except BaseException:
-            for request_id in {key[0] for key, item in gathered.items() if item.reason is None}:
+            for request_id in {key[0] for key in batch.open}:
                 self.abort(request_id)
             raise
-        results = [item.result(*key) for key, item in gathered.items()]
+        results = [item.result() for item in batch.gathered.values()]
         for result in results:
             if result.error is not None:
                 raise result.error
         return results
-
-    def _start(
-        self,
-        item: GenerateRequest | str,
-        sampling: SamplingParams | None,
-        gathered: "dict[tuple[str, int], _Gathered]",
-    ) -> None:
-        request = item
-        if isinstance(item, str):
-            request = GenerateRequest(prompt=item, sampling=sampling or SamplingParams())
-        assert isinstance(request, GenerateRequest)
-        request_id = self.add(request)
-        prompt = self._session.prompt(request_id)
-        for index in range(request.sampling.n):
-            gathered[request_id, index] = _Gathered(prompt)
 
     def close(self) -> None:
         """End everything and free memory. Idempotent."""
@@ -132,37 +129,37 @@ class Engine:
         self.close()
 
 
-@define
-class _Gathered:
-    prompt: tuple[int, ...]
-    texts: list[str] = field(factory=list)
-    tokens: list[int] = field(factory=list)
-    logprobs: list[TokenLogprobs] = field(factory=list)
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    reason: FinishReason | None = None
-    usage: Usage | None = None
-    error: TokloomError | None = None
+class _Batch:
+    """What `generate` runs. `gathered`: (request id, index) -> its events; `open`: those that have not ended."""
 
-    def take(self, event: Event) -> None:
-        self.texts.append(event.text)
-        self.tokens += event.token_ids
-        self.logprobs += event.logprobs
-        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
-        self.reason = event.finish_reason
-        self.usage = event.usage or self.usage
-        self.error = event.error
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.gathered: dict[tuple[str, int], Gathered] = {}
+        self.open: set[tuple[str, int]] = set()
 
-    def result(self, request_id: str, index: int) -> Result:
-        assert self.reason is not None
-        return Result(
-            request_id=request_id,
-            index=index,
-            text="".join(self.texts),
-            token_ids=tuple(self.tokens),
-            prompt_token_ids=self.prompt,
-            finish_reason=self.reason,
-            usage=self.usage,
-            logprobs=tuple(self.logprobs),
-            prompt_logprobs=self.prompt_logprobs,
-            error=self.error,
-        )
+    def start(self, request: GenerateRequest) -> None:
+        """Add a request; while the queue is full, work."""
+        engine = self._engine
+        while True:
+            try:
+                request_id = engine.add(request)
+                break
+            except CapacityError:
+                if not engine.core.busy:
+                    raise
+            self.advance()
+        prompt = engine.prompt_ids(request_id)
+        for index in range(request.sampling.n):
+            self.gathered[request_id, index] = Gathered(prompt)
+            self.open.add((request_id, index))
+
+    def advance(self) -> None:
+        """One step."""
+        for event in self._engine._step():
+            key = (event.request_id, event.index)
+            if key not in self.open:
+                self._engine._kept.append(event)
+                continue
+            self.gathered[key].take(event)
+            if event.finish_reason is not None:
+                self.open.discard(key)

@@ -1,21 +1,81 @@
 """From a profile to a running core."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tokloom.api.profiles import read_profile
 from tokloom.core.catalog import Catalog
 from tokloom.core.compose import Composer
+from tokloom.core.composition import Composition, Part
 from tokloom.core.engine import EngineCore
-from tokloom.core.profile import Profile
+from tokloom.core.logs import get_logger
 from tokloom.sdk import ModelSource, RequestError, Tokenizer, TokloomError
 
 Progress = Callable[[int, int, str], None]
 
 
-def start(profile: Profile, catalog: Catalog | None, progress: Progress | None) -> EngineCore:
-    """Compose and load."""
-    composition = Composer(profile, catalog or Catalog()).compose()
-    return EngineCore(composition, progress=progress) if progress else EngineCore(composition)
+class Loader:
+    """Loads one core, maybe on another thread than the one that wants it and may go away meanwhile."""
+
+    def __init__(self, compose: Callable[[], Composition], progress: Progress | None) -> None:
+        self._compose = compose
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._core: EngineCore | None = None
+
+    @classmethod
+    def of_profile(
+        cls,
+        profile: str | Path | Mapping[str, Any],
+        model: str | Path | Mapping[str, Any] | None,
+        sets: Sequence[str],
+        overrides: Mapping[str, Any],
+        catalog: Catalog | None,
+        progress: Progress | None,
+    ) -> "Loader":
+        """Arguments as of `Engine.from_profile`."""
+
+        def compose() -> Composition:
+            loaded = read_profile(profile, model=model, sets=sets, overrides=overrides)
+            return Composer(loaded, catalog or Catalog()).compose()
+
+        return cls(compose, progress)
+
+    def load(self) -> EngineCore:
+        """Compose and load. If that fails, the plugins that were made are closed."""
+        composition = self._compose()
+        try:
+            core = EngineCore(composition, progress=self._progress) if self._progress else EngineCore(composition)
+        except BaseException:
+            _close_parts(composition)
+            raise
+        with self._lock:
+            self._core = core
+            abandoned = self._abandoned
+        if abandoned:
+            core.close()
+        return core
+
+    def abandon(self) -> None:
+        """Nobody wants the core any more. From any thread."""
+        with self._lock:
+            self._abandoned = True
+            core = self._core
+        if core is not None:
+            core.close()
+
+
+def _close_parts(composition: Composition) -> None:
+    parts: list[Part[Any, Any]] = [*composition.connectors, *composition.observers]
+    for part in parts:
+        try:
+            part.plugin.close()
+        except Exception as error:
+            get_logger("api").warning("closing failed", plugin=part.id, error=str(error))
+    composition.context.close()
 
 
 def open_tokenizer(model: str | Path, catalog: Catalog | None = None) -> Tokenizer:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokloom.core.profile import Profile, load_profile, profile_schema
+from tokloom.sdk import ProfileError
 
 __all__ = ["Profile", "profile_schema", "read_profile"]
 
@@ -16,20 +17,21 @@ FRONT_END_TABLES = ("serve",)
 def read_profile(
     profile: str | Path | Mapping[str, Any],
     *,
-    model: str | Path | None = None,
+    model: str | Path | Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> Profile:
     """A profile with overrides.
 
     Args:
-        model: shorthand for `model.path`.
+        model: shorthand for `model.path`; a mapping overrides the section `model`.
         sets: `section.key=value` texts, strongest.
-        overrides: mapping of the profile's shape, between environment and `sets`.
+        overrides: mapping of the profile's shape, between environment and `sets`; dotted keys are accepted.
     """
-    texts = [f"{path}={_toml(value)}" for path, value in _leaves(overrides or {}, "")]
+    changes = dict(overrides or {})
     if model is not None:
-        texts.append(f"model.path={_toml(str(model))}")
+        changes["model"] = model if isinstance(model, Mapping) else {"path": str(model)}
+    texts = [f"{path}={_toml(value, path)}" for path, value in _leaves(changes, "")]
     return load_profile(profile, sets=[*texts, *sets], ignore=FRONT_END_TABLES)
 
 
@@ -41,14 +43,19 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _toml(value: Any) -> str:
+def _toml(value: Any, path: str) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item, path) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}"
-    return str(value)
+        items = ", ".join(f"{_toml(str(key), path)} = {_toml(item, path)}" for key, item in value.items())
+        return f"{{ {items} }}" if items else "{}"
+    raise ProfileError(
+        f"the override is {type(value).__name__}", subject=path, remedy="Use text, numbers, booleans, lists, mappings"
+    )

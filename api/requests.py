@@ -2,12 +2,39 @@
 
 import itertools
 import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
+from typing import Any, Final
 
 from tokloom.api.types import GenerateRequest
-from tokloom.sdk import ChatMessage, Request, RequestError, Scope, Tokenizer, TokenSegment
+from tokloom.sdk import (
+    ChatMessage,
+    Objectives,
+    PluginFault,
+    Request,
+    RequestError,
+    SamplingParams,
+    Scope,
+    Tokenizer,
+    TokenSegment,
+    TokloomError,
+)
 
 _PREFIX = secrets.token_hex(4)
 _COUNTER = itertools.count(1)
+
+#: field -> type, for what the core takes on trust
+_TYPES: Final[dict[str, type]] = {
+    "raw": bool,
+    "include_stop": bool,
+    "task": str,
+    "request_id": str,
+    "priority": int,
+    "tenant": str,
+    "salt": str,
+    "sampling": SamplingParams,
+    "objectives": Objectives,
+}
 
 
 def fresh_id() -> str:
@@ -15,10 +42,8 @@ def fresh_id() -> str:
     return f"{_PREFIX}-{next(_COUNTER)}"
 
 
-def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
-    """Tokenise and translate. Raises RequestError naming the field that is wrong."""
-    request_id = request.request_id or fresh_id()
-    subject = f"request {request_id!r}"
+def check(request: GenerateRequest, subject: str) -> None:
+    """What can be checked without a model. Raises RequestError naming the field that is wrong."""
     given = [name for name in ("prompt", "token_ids", "messages") if getattr(request, name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -26,13 +51,71 @@ def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
             subject=subject,
             remedy="Give exactly one of prompt, token_ids and messages",
         )
+    for name, kind in _TYPES.items():
+        value = getattr(request, name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise RequestError(f"{name} is {value!r:.80}", subject=subject, remedy=f"Give {name} a {kind.__name__}")
+    if request.prompt is not None:
+        _check_text(request.prompt, "prompt", subject)
+        if not request.prompt:
+            raise RequestError("prompt is empty", subject=subject, remedy="Give at least one character")
+    if request.messages is not None and not request.messages:
+        raise RequestError("messages is empty", subject=subject, remedy="Send at least one message")
+    for number, message in enumerate(request.messages or ()):
+        _check_text(message.role, f"messages[{number}].role", subject)
+        _check_text(message.content, f"messages[{number}].content", subject)
     for stop in request.stop:
         if not isinstance(stop, str) or not stop:
             raise RequestError(f"stop string {stop!r} is not text", subject=subject, remedy="Use non-empty strings")
+    _check_numbers(request, subject)
+
+
+def _check_text(text: object, name: str, subject: str) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"{name} is {type(text).__name__}", subject=subject, remedy="Send text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} has {text[error.start]!r} at character {error.start}, which is half of a character",
+            subject=subject,
+            remedy="Send text that can be written as UTF-8",
+        ) from None
+
+
+def _check_numbers(request: GenerateRequest, subject: str) -> None:
+    for name in ("ttft", "tpot", "deadline"):
+        seconds = getattr(request.objectives, name)
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
+            raise RequestError(f"objectives.{name} is {seconds!r:.80}", subject=subject, remedy="Give seconds, or None")
+    if not isinstance(request.sampling.logit_bias, Mapping):
+        raise RequestError("logit_bias is no mapping", subject=subject, remedy="Map token ids to what is added")
+    words = request.sampling.bad_words
+    if not isinstance(words, Sequence) or not all(isinstance(word, Sequence) for word in words):
+        raise RequestError("bad_words is no sequence of sequences", subject=subject, remedy="Give lists of token ids")
+
+
+def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool:
+    """Whether the prompt goes through the chat template."""
+    if request.messages is not None:
+        return True
+    if request.prompt is None or request.raw or request.task != "generate" or tokenizer is None:
+        return False
+    return tokenizer.has_chat_template
+
+
+def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
+    """Check, tokenise and translate; may take long for a long prompt. Raises RequestError naming what is wrong."""
+    if not isinstance(request, GenerateRequest):
+        raise RequestError(
+            f"the request is {type(request).__name__}", remedy="Give a GenerateRequest; its prompt takes text"
+        )
+    subject = f"request {request.request_id!r}" if request.request_id else "request"
+    check(request, subject)
     if request.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer", subject=subject, remedy="Use stop_token_ids")
     return Request(
-        request_id=request_id,
+        request_id=request.request_id or fresh_id(),
         segments=(TokenSegment(_ids(request, tokenizer, subject)),),
         sampling=request.sampling,
         task=request.task,
@@ -45,16 +128,42 @@ def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
 
 def _ids(request: GenerateRequest, tokenizer: Tokenizer | None, subject: str) -> tuple[int, ...]:
     if request.token_ids is not None:
-        return tuple(request.token_ids)
+        return _given_ids(request.token_ids, subject)
     if tokenizer is None:
         raise RequestError("the model has no tokenizer", subject=subject, remedy="Send token_ids")
-    if request.messages is not None:
-        if not request.messages:
-            raise RequestError("messages is empty", subject=subject, remedy="Send at least one message")
-        return tuple(tokenizer.chat(request.messages, add_generation_prompt=True))
-    text = request.prompt
-    if not isinstance(text, str):
-        raise RequestError(f"prompt is {type(text).__name__}", subject=subject, remedy="Send text")
-    if not request.raw and request.task == "generate" and tokenizer.has_chat_template:
-        return tuple(tokenizer.chat([ChatMessage("user", text)], add_generation_prompt=True))
-    return tuple(tokenizer.encode(text, add_special=True))
+    if not uses_template(request, tokenizer):
+        text = request.prompt or ""
+        return _guarded(lambda: tokenizer.encode(text, add_special=True), subject)
+    if not tokenizer.has_chat_template:
+        raise RequestError("the model has no chat template", subject=subject, remedy="Send prompt or token_ids")
+    messages = request.messages or (ChatMessage("user", request.prompt or ""),)
+    return _guarded(lambda: tokenizer.chat(messages, add_generation_prompt=True), subject)
+
+
+def _given_ids(values: Any, subject: str) -> tuple[int, ...]:
+    """Anything whose items are integers: lists, arrays, tensors."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise RequestError(f"token_ids is {type(values).__name__}", subject=subject, remedy="Give a sequence of ids")
+    position = -1
+
+    def checked(value: Any) -> int:
+        nonlocal position
+        position += 1
+        return index(value)
+
+    try:
+        return tuple(checked(value) for value in values)
+    except TypeError as error:
+        raise RequestError(
+            f"token_ids[{position}] is no integer: {error}", subject=subject, remedy="Give a flat sequence of ids"
+        ) from None
+
+
+def _guarded(encode: Callable[[], Sequence[int]], subject: str) -> tuple[int, ...]:
+    """A tokenizer is a plugin's: whatever it raises ends this request only."""
+    try:
+        return tuple(encode())
+    except TokloomError:
+        raise
+    except Exception as error:
+        raise PluginFault(f"the tokenizer raised {type(error).__name__}: {error}", subject=subject) from error

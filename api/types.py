@@ -1,6 +1,6 @@
 """What callers of the embedding API give and get."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from attrs import field, frozen
@@ -14,11 +14,19 @@ __all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
 def _messages(value: Sequence[ChatMessage | Mapping[str, str]] | None) -> tuple[ChatMessage, ...] | None:
     if value is None:
         return None
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise RequestError(f"is {type(value).__name__}", subject="messages", remedy="Give a list of messages")
     made = []
     for index, message in enumerate(value):
         if isinstance(message, ChatMessage):
             made.append(message)
             continue
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"message {index} is {type(message).__name__}",
+                subject="messages",
+                remedy="Give a ChatMessage, or a mapping with role and content",
+            )
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             raise RequestError(
@@ -28,21 +36,31 @@ def _messages(value: Sequence[ChatMessage | Mapping[str, str]] | None) -> tuple[
     return tuple(made)
 
 
+def _stops(value: str | Sequence[str]) -> tuple[str, ...]:
+    """One string is one stop string, not its characters."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise RequestError(f"is {type(value).__name__}", subject="stop", remedy="Give a string, or several")
+    return tuple(value)
+
+
 @frozen(kw_only=True)
 class GenerateRequest:
     """One request. Exactly one of `prompt`, `token_ids` and `messages` is given.
 
     Attributes:
         prompt: text; goes through the model's chat template as a user message unless `raw`.
-        token_ids: ids, used as they are.
+        token_ids: ids, used as they are; any sequence of integers, arrays and tensors too.
         messages: a conversation for the chat template; mappings with role and content are accepted.
         raw: take `prompt` as text to continue.
         sampling: see `tokloom.sdk.SamplingParams`.
-        stop: strings that end the text; what matched is cut off unless `include_stop`.
+        stop: strings that end the text; what matched is cut off unless `include_stop`. They are looked for from token
+            `sampling.min_tokens` on. One string is accepted.
         task: `generate`, or `score` for the log-probability of each prompt token.
         request_id: empty takes a fresh one.
         salt: requests with different salts never share cached KV.
-        deadline: seconds from arrival after which the request ends.
+        objectives: service objectives; its `deadline` ends the request that many seconds after arrival.
     """
 
     prompt: str | None = None
@@ -50,7 +68,7 @@ class GenerateRequest:
     messages: tuple[ChatMessage, ...] | None = field(default=None, converter=_messages)
     raw: bool = False
     sampling: SamplingParams = field(factory=SamplingParams)
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = field(default=(), converter=_stops)
     include_stop: bool = False
     task: Literal["generate", "score"] = "generate"
     request_id: str = ""
@@ -68,7 +86,9 @@ class Event:
         index: which of the request's `n` sequences.
         text: what is new; never half a character. Empty without a tokenizer.
         token_ids: committed since the last event.
-        finish_reason: on the sequence's last event.
+        logprobs: one per token where `sampling.logprobs` asked for them.
+        prompt_logprobs: once, where `sampling.prompt_logprobs` asked for them.
+        finish_reason: on the sequence's last event, as are `usage` and, where it failed, `error`.
     """
 
     request_id: str
@@ -84,7 +104,7 @@ class Event:
 
 @frozen(kw_only=True)
 class Result:
-    """A finished sequence: all of its events together."""
+    """A finished sequence: all of its events together. `usage` has counts, and times in seconds since arrival."""
 
     request_id: str
     index: int

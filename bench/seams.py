@@ -117,7 +117,7 @@ def _direct(core: EngineCore, count: int) -> float:
     begin = time.perf_counter()
     with torch.inference_mode():
         step = StepRows(rows, start, np.ones(count, dtype=np.int64), indptr, rows, start, start, (), count, 0)
-        (batch,) = segments(composition.device, runner.rows, group, step, 0, count, trim=True, exact=True)
+        (batch,) = segments(composition.device, runner.rows, group, step, 0, count, trim=True)
         plan = kernel.plan(batch, params, runner._attend._workspace, capture=False, reuse=None)
 
         def attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

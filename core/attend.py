@@ -97,7 +97,6 @@ class Attend:
             if part.caps.layerwise
         ]
         self._workspace = ScratchArena(composition.device.torch_device)
-        self._exact = composition.settings.depth == 0
         self._pieces: list[_Piece] = []
         self._slots: dict[int, Tensor] = {}
         self._step = 0
@@ -174,8 +173,7 @@ class Attend:
         trim = "segments" in caps.features
         device = self._composition.device
         batches = {
-            group.id: segments(device, self._rows, group, step, first, last, trim=trim, exact=self._exact)
-            for group in self._groups
+            group.id: segments(device, self._rows, group, step, first, last, trim=trim) for group in self._groups
         }
         plans = {
             (group, params): [

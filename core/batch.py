@@ -117,7 +117,7 @@ def tree_mask(step: StepRows, first: int, last: int) -> NDArray[np.bool_] | None
 
 
 def segments(
-    device: Device, rows: Rows, group: KVGroup, step: StepRows, first: int, last: int, *, trim: bool, exact: bool
+    device: Device, rows: Rows, group: KVGroup, step: StepRows, first: int, last: int, *, trim: bool
 ) -> list[AttnBatch]:
     """The segments of one group for spans `first` to `last`: sealed keys, then open ones; one if the group has no open
     pool.
@@ -164,7 +164,6 @@ def segments(
             tree=tree if final else None,
             num_decode=decode,
             num_verify=verify,
-            host_exact=exact,
             sinks_here=final,
         )
 

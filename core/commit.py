@@ -24,6 +24,7 @@ class Committer:
         self._eos = frozenset(state.composition.model.spec.eos_ids)
         self._lookahead = max((group.key_lookahead for group in state.layout.groups), default=0)
         self._windowed = [group for group in state.layout.groups if group.window is not None]
+        self._draft_kv = any(group.owner == "speculator" for group in state.layout.groups)
         self._last: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._ended: list[tuple[Sequence, FinishReason]] = []
 
@@ -31,13 +32,24 @@ class Committer:
         state = self._state
         state.settled = plan.step
         state.allocator.settle(plan.step)
+        self._take_device_faults()
         known = [self._commit_span(span, outcome) for span, outcome in zip(plan.spans, result.spans, strict=True)]
         if state.host_spec is not None and result.ingest is not None:
             self._ingest(result.ingest, known)
         for seq, reason in self._ended:
+            self._publish(seq)
             state.finish(seq, reason)
         self._ended.clear()
         self._count(plan, result, started, launched)
+
+    def _take_device_faults(self) -> None:
+        """What a device speculator did wrong inside the launch."""
+        device, part = self._state.runner.on_device, self._state.composition.speculator
+        if device is None or part is None:
+            return
+        for method, what in device.errors:
+            self._state.faults.record(part.id, method, what)
+        device.errors.clear()
 
     def fail(self, plan: StepPlan, error: Exception) -> None:
         """The launch raised: its sequences end with an error, everyone else goes on."""
@@ -82,7 +94,7 @@ class Committer:
 
     def _commit_span(self, span: Span, result: SpanResult) -> int:
         """Returns how many rows a speculator may learn from. A sequence that ends keeps its pages until then: what it
-        published holds a speculator's KV too.
+        publishes holds a speculator's KV too.
         """
         state = self._state
         seq = state.live.get(span.seq_id)
@@ -108,7 +120,6 @@ class Committer:
         # behind a stop, verified rows continue with tokens that do not stand
         known = min(result.rows, len(seq.tokens) - (1 if result.tokens else 0) - result.start)
         if reason is not None:
-            self._publish(seq)
             self._ended.append((seq, reason))
             return known
         if result.rows < span.stop - span.start:
@@ -189,8 +200,13 @@ class Committer:
         return True
 
     def _publish(self, seq: Sequence) -> None:
-        """Make full pages findable, when there are new ones."""
+        """Make full pages findable, when there are new ones. Not where a host speculator's own KV is behind: it is told
+        of nothing after a fault.
+        """
         state = self._state
+        host = state.host_spec
+        if host is not None and self._draft_kv and not host.follows(seq.seq_id):
+            return
         keys = seq.keys.groups
         ready = 0
         for group in state.layout.groups:

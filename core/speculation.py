@@ -190,7 +190,9 @@ class DeviceSpeculation:
         if not proposals:
             return
         try:
-            drafts = self._plugin.propose(ProposeBatch(tuple(proposals), batch.pages))
+            at = [batch.seq_ids.index(proposal.seq_id) for proposal in proposals]
+            pages = {g: DraftPages(own.layers, own.slots[:0], own.tables[at]) for g, own in batch.pages.items()}
+            drafts = self._plugin.propose(ProposeBatch(tuple(proposals), pages))
             for proposal, draft in zip(proposals, drafts, strict=True):
                 cleaned, fault = self._sampler.clean_draft(proposal.seq_id, draft, proposal.k)
                 if fault:

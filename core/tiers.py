@@ -132,7 +132,11 @@ class Tiers:
             return nothing
         if isinstance(answer, Pending):
             return answer
-        if not isinstance(answer, Match) or len(answer.pages) != len(self._groups):
+        if (
+            not isinstance(answer, Match)
+            or len(answer.pages) != len(self._groups)
+            or not all(isinstance(pages, frozenset) for pages in answer.pages)
+        ):
             self._faults.record(part.id, "lookup", f"invalid answer {answer!r}")
             return nothing
         return answer

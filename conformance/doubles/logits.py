@@ -24,22 +24,26 @@ class Shift:
 
 
 class Parity:
-    """Grammar: tokens alternate between even and odd; `specification` is how many follow before the end."""
+    """Grammar: tokens alternate between even and odd; `specification` is how many follow before the end.
+
+    Counts the grammars it started, and the tokens they took and undid together.
+    """
 
     def __init__(self, options: NoOptions, context: Context) -> None:
-        self.started = 0
+        self.started = self.advanced = self.undone = 0
 
     def start(self, specification: str, vocab_size: int, eos_ids: Sequence[int]) -> "ParityState":
         if not specification.isdigit():
             raise RequestError(f"parity takes a number, not {specification!r}", subject="grammar")
         self.started += 1
-        return ParityState(int(specification), vocab_size)
+        return ParityState(self, int(specification), vocab_size)
 
 
 class ParityState:
     """Implements `tokloom.sdk.Grammar`."""
 
-    def __init__(self, limit: int, vocab: int) -> None:
+    def __init__(self, owner: Parity, limit: int, vocab: int) -> None:
+        self._owner = owner
         self._limit = limit
         self._vocab = vocab
         self._taken: list[int] = []
@@ -54,9 +58,12 @@ class ParityState:
         if not self._allowed(token):
             return False
         self._taken.append(token)
+        self._owner.advanced += 1
         return True
 
     def rollback(self, tokens: int) -> None:
+        assert 0 <= tokens <= len(self._taken), f"{tokens} of {len(self._taken)} tokens are undone"
+        self._owner.undone += tokens
         if tokens:
             del self._taken[-tokens:]
 

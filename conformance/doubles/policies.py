@@ -1,7 +1,8 @@
-"""Scheduling policies: plain, erratic but valid, and broken."""
+"""Scheduling policies: plain, erratic but valid, refusing, and broken."""
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from tokloom.conformance.doubles.offers import Seeded
 from tokloom.sdk import (
@@ -15,6 +16,7 @@ from tokloom.sdk import (
     NoOptions,
     Order,
     Quote,
+    Reject,
     SchedEvent,
     SeqId,
     SequenceView,
@@ -44,14 +46,14 @@ class Chaos:
 
     def __init__(self, options: Seeded, context: Context) -> None:
         self._seed = options.seed
-        self._plans = 0
+        self._now = 0.0
 
     def _roll(self, *parts: object) -> int:
-        text = repr((self._seed, self._plans, *parts)).encode()
+        text = repr((self._seed, self._now, *parts)).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:6], "little")
 
     def order(self, waiting: Sequence[SequenceView], running: Sequence[SequenceView], now: float) -> Order:
-        self._plans += 1  # every plan rolls anew, so that nobody waits for ever
+        self._now = now  # every plan rolls anew, so that nobody waits for ever
 
         def shuffled(views: Sequence[SequenceView], keep: int) -> tuple[SeqId, ...]:
             ids = sorted((v.seq_id for v in views), key=lambda i: self._roll("order", i))
@@ -79,41 +81,64 @@ class Chaos:
         """Remembers nothing."""
 
 
+class Refusing(Plain):
+    """Refuses every request of tenant `banned` for good."""
+
+    def __init__(self, options: NoOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self.refused: list[SeqId] = []
+
+    def admit(self, seq: SequenceView, quote: Quote, budget: Budget) -> Admission:
+        if seq.request.tenant != "banned":
+            return Admit()
+        self.refused.append(seq.seq_id)
+        return Reject("this tenant is banned", retry_after=2.5)
+
+
 class Broken:
-    """Every decision is invalid, or raises in mode `raise`, or nobody is ever served in mode `starve`."""
+    """Every decision is invalid, in turn in another way; or raises in mode `raise`; or nobody is ever served in mode
+    `starve`. `asked` counts the decisions.
+    """
 
     def __init__(self, options: Seeded, context: Context) -> None:
         self._mode = options.mode
+        self.asked = 0
 
-    def _raise(self) -> None:
+    def _answer(self, *answers: Any) -> Any:
+        """The next of the invalid answers."""
         if self._mode == "raise":
             raise RuntimeError("broken policy")
+        self.asked += 1
+        return answers[self.asked % len(answers)]
 
     def order(self, waiting: Sequence[SequenceView], running: Sequence[SequenceView], now: float) -> Order:
-        self._raise()
         if self._mode == "starve":
             return Order((), ())
-        return Order((10_000,), tuple(v.seq_id for v in running) * 2)
+        first, second = (tuple(view.seq_id for view in views) for views in (waiting, running))
+        return self._answer(  # type: ignore[no-any-return]
+            Order((10_000,), second),
+            Order(first, second + (second or (-1,))),
+            Order(first, first or (7,)) if first else Order((3,), ()),
+            Order(list(first), second),  # type: ignore[arg-type]
+            (first, second),
+            None,
+        )
 
     def draft_k(self, seq: SequenceView, stats: DraftStats, decoding: int, max_k: int) -> int:
-        self._raise()
-        return max_k + 1
+        return self._answer(max_k + 1, -1, 0.5, True, None, "2")  # type: ignore[no-any-return]
 
     def admit(self, seq: SequenceView, quote: Quote, budget: Budget) -> Admission:
-        self._raise()
-        return "yes"  # type: ignore[return-value]
+        return self._answer("yes", None, True, Admit)  # type: ignore[no-any-return]
 
     def chunk(self, seq: SequenceView, remaining: int, budget: Budget) -> int:
-        self._raise()
-        return -3
+        most = min(remaining, budget.rows)
+        return self._answer(-3, most + 1, 10**9, 1.0, True, None, float("nan"))  # type: ignore[no-any-return]
 
     def victim(self, candidates: Sequence[Candidate], need: int, requester: SequenceView) -> SeqId:
-        self._raise()
-        return 77_777
+        return self._answer(77_777, requester.seq_id, -2, None, "0", True)  # type: ignore[no-any-return]
 
     def wait_for_tier(self, seq: SequenceView, waited: float) -> bool:
-        self._raise()
-        return 1  # type: ignore[return-value]
+        return self._answer(1, None, "yes")  # type: ignore[no-any-return]
 
     def observe(self, event: SchedEvent) -> None:
         raise RuntimeError("broken observer")

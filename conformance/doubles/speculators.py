@@ -7,7 +7,7 @@ import torch
 
 from tokloom.conformance.doubles import oracle
 from tokloom.conformance.doubles.offers import Seeded
-from tokloom.conformance.doubles.tagged import SHAPES, VOCAB
+from tokloom.conformance.doubles.oracle import SHAPES, Shape
 from tokloom.sdk import (
     AttnParams,
     Context,
@@ -31,17 +31,26 @@ class _Base:
         self.context = context
         self.rng = random.Random(options.seed)
         self.views: dict[SeqId, SequenceView] = {}
-        self.begun = self.ended = self.proposed = 0
+        self.begun = self.ended = self.proposed = self.ingested = 0
+        self.faults: list[str] = []
 
     def needs(self, page_tokens: int) -> SpecNeeds:
         return SpecNeeds(max_k=8)
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        return SHAPES[self.context.model.name][0]
+    def shape(self) -> Shape:
+        """The model that is drafted for."""
+        return SHAPES[self.context.model.name]
+
+    def require(self, fine: bool, what: str) -> None:
+        """Note a fault of the core, and raise."""
+        if not fine:
+            self.faults.append(what)
+            raise AssertionError(what)
 
     def begin(self, view: SequenceView, parent: SeqId) -> None:
-        assert view.seq_id not in self.views, "begin twice"
+        self.require(view.seq_id not in self.views, f"sequence {view.seq_id} begins twice")
+        self.require(parent < 0 or parent in self.views, f"sequence {view.seq_id} is forked from unknown {parent}")
         self.views[view.seq_id] = view
         self.begun += 1
 
@@ -50,11 +59,10 @@ class _Base:
             tokens = self.views[seq_id].tokens
             for t in range(batch.indptr[b], batch.indptr[b + 1]):
                 position, following = int(batch.positions[t]), int(batch.next_ids[t])
-                assert tokens[position] == batch.ids[t], "an ingested row is not the history"
-                assert following == (tokens[position + 1] if position + 1 < len(tokens) else -1)
-
-    def rollback(self, seq_id: SeqId, tokens: int) -> None:
-        raise NotImplementedError
+                then = tokens[position + 1] if position + 1 < len(tokens) else -1
+                self.ingested += 1
+                self.require(tokens[position] == batch.ids[t], f"row {t} of sequence {seq_id} is not the history")
+                self.require(following == then, f"{following} follows row {t} of sequence {seq_id}, not {then}")
 
     def end(self, seq_id: SeqId) -> None:
         del self.views[seq_id]
@@ -62,7 +70,8 @@ class _Base:
 
     def truth(self, seq_id: SeqId, count: int) -> list[int]:
         """The greedy continuation."""
-        return oracle.greedy(self.views[seq_id].tokens, count, self.windows, VOCAB)
+        shape = self.shape
+        return oracle.greedy(self.views[seq_id].tokens, count, shape.windows, shape.vocab, shape.heads)
 
 
 class Oracle(_Base):
@@ -77,7 +86,7 @@ class Oracle(_Base):
     def _draft(self, seq_id: SeqId, k: int) -> Draft:
         truth = self.truth(seq_id, k)
         right = 0 if self.options.mode == "wrong" else self.rng.randint(0, k)
-        chain = truth[:right] + [(token + 1) % VOCAB for token in truth[right:]]
+        chain = truth[:right] + [(token + 1) % self.shape.vocab for token in truth[right:]]
         return self._tree(chain, k) if self.options.mode == "trees" else Draft.chain(chain)
 
     def _tree(self, chain: list[int], k: int) -> Draft:
@@ -90,7 +99,7 @@ class Oracle(_Base):
                 break
             while len(tokens) < k - 1 and self.rng.random() < 0.5:
                 parent = self.rng.randint(-1, len(tokens) - 1)
-                other = self.rng.randrange(VOCAB)
+                other = self.rng.randrange(self.shape.vocab)
                 clash = parent == at and other == token
                 if not clash and not any(p == parent and t == other for p, t in zip(parents, tokens, strict=True)):
                     tokens.append(other)
@@ -126,7 +135,7 @@ class Garbage(_Base):
         if mode == "raise":
             raise RuntimeError("propose")
         drafts = {
-            "ids": Draft.chain([VOCAB + 5]),
+            "ids": Draft.chain([self.shape.vocab]),
             "negative": Draft.chain([-1]),
             "parents": Draft((1, 2), (5, 7)),
             "cycle": Draft((1, 2), (1, 0)),
@@ -147,7 +156,7 @@ class Sampled(_Base):
         for proposal in batch.proposals:
             tokens = []
             for depth in range(1, proposal.k + 1):
-                logits = torch.linspace(-1.5, 1.5, VOCAB) * (1 if (proposal.position + depth) % 2 else -1)
+                logits = torch.linspace(-1.5, 1.5, self.shape.vocab) * (1 if (proposal.position + depth) % 2 else -1)
                 tokens.append(self.context.sample_draft(proposal.seq_id, depth, logits))
             drafts.append(Draft.chain(tokens, sampled=True))
         return drafts
@@ -156,7 +165,8 @@ class Sampled(_Base):
 class Featured(_Base):
     """Wants the hidden state after layer 0 and has draft KV whose bytes depend on the next token (as EAGLE's does).
 
-    Every proposal first checks the draft KV of all earlier positions, those of prefix hits and forks included.
+    Every proposal first checks the draft KV of all earlier positions, those of prefix hits and forks included. What is
+    wrong is kept in `faults` and raised. Offered for the host and for the device.
     """
 
     def __init__(self, options: Seeded, context: Context) -> None:
@@ -175,7 +185,7 @@ class Featured(_Base):
         page = plane.shape[1]
         for t, (token, following) in enumerate(zip(batch.ids, batch.next_ids, strict=True)):
             seen, position = batch.features[0][t].tolist()
-            assert int(position) == batch.positions[t], "features are not those of the row"
+            self.require(int(position) == batch.positions[t], f"features of row {t} are those of position {position}")
             if following >= 0:
                 slot = int(pages.slots[t])
                 tag = torch.tensor([oracle.mix(int(token) * 31 + int(following)), seen], dtype=torch.float64)
@@ -184,6 +194,7 @@ class Featured(_Base):
     def propose(self, batch: ProposeBatch) -> Sequence[Draft]:
         (pages,) = batch.pages.values()
         plane = pages.layers[0].planes["tag"]
+        self.require(len(pages.tables) == len(batch.proposals), f"{len(pages.tables)} tables, not one per proposal")
         for row, proposal in enumerate(batch.proposals):
             self._check(proposal.seq_id, plane, pages.tables[row].tolist())
         self.proposed += len(batch.proposals)
@@ -193,17 +204,19 @@ class Featured(_Base):
         chain = self.truth(seq_id, self.rng.randint(0, k))
         if self.options.mode != "trees" or not chain or len(chain) >= k:
             return Draft.chain(chain)
-        other = (chain[0] + 1) % VOCAB  # a wrong sibling comes first: accepted nodes are not the leading ones
+        other = (
+            chain[0] + 1
+        ) % self.shape.vocab  # a wrong sibling comes first: accepted nodes are not the leading ones
         return Draft((other, *chain), (-1, -1, *range(1, len(chain))))
 
     def _check(self, seq_id: SeqId, plane: torch.Tensor, table: list[int]) -> None:
         tokens = list(self.views[seq_id].tokens)
-        seen = oracle.tags(tokens, self.windows)
         page = plane.shape[1]
-        sums = oracle.hidden(tokens, self.windows[:1])
+        seen = oracle.hidden(tokens, self.shape.windows[:1], self.shape.heads)
         for position in range(len(tokens) - 1):
             stored = plane[table[position // page], position % page].tolist()
-            wanted = [oracle.mix(tokens[position] * 31 + tokens[position + 1]), sums[position]]
-            assert stored == wanted, f"draft KV at {position} of sequence {seq_id} is {stored}, not {wanted}"
+            wanted = [oracle.mix(tokens[position] * 31 + tokens[position + 1]), seen[position]]
+            self.require(
+                stored == wanted, f"draft KV at {position} of sequence {seq_id} is {stored}, should be {wanted}"
+            )
             self.checked += 1
-        assert len(seen) == len(self.windows)

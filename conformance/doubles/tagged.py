@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tokloom.conformance.doubles.oracle import P
+from tokloom.conformance.doubles.oracle import SHAPES, VOCAB, P, Shape
 from tokloom.sdk import (
     AttentionCall,
     AttnParams,
@@ -26,13 +26,7 @@ from tokloom.sdk import (
     WeightMethod,
 )
 
-#: name -> (window of each layer, end tokens)
-SHAPES: dict[str, tuple[tuple[int | None, ...], tuple[int, ...]]] = {
-    "tagged": ((None, None), ()),
-    "tagged-window": ((None, 5, None, 5), ()),
-    "tagged-eos": ((None, None), (3,)),
-}
-VOCAB = 11
+__all__ = ["SHAPES", "VOCAB", "TaggedFamily", "TaggedModel"]
 
 
 def mix(value: Tensor) -> Tensor:
@@ -50,32 +44,39 @@ class TaggedFamily:
         return False
 
     def names(self) -> Mapping[str, str]:
-        return {name: f"content-tagged, windows {windows}" for name, (windows, _) in SHAPES.items()}
+        return {name: f"content-tagged, windows {shape.windows}" for name, shape in SHAPES.items()}
 
     def open(self, source: ModelSource) -> "TaggedModel":
-        return TaggedModel(source.name, *SHAPES[source.name])
+        return TaggedModel(source.name, SHAPES[source.name])
 
 
 class TaggedModel:
-    """Implements `tokloom.sdk.Model` and `LoadedModel`."""
+    """Implements `tokloom.sdk.Model` and `LoadedModel`.
+
+    A key is (position + 1, token + 1, layer, head), a value (tag of the head, token, layer, head), cut to the head
+    size.
+    """
 
     tokenizer = None
     nbytes = 0
 
-    def __init__(self, name: str, windows: tuple[int | None, ...], eos: tuple[int, ...]) -> None:
-        self.windows = windows
+    def __init__(self, name: str, shape: Shape) -> None:
+        self.shape = shape
+        self.windows = shape.windows
+        q_heads, kv_heads = shape.heads
+        head_k, head_v = (2, 2) if kv_heads == 1 else (4, 3)
         layers = tuple(
-            LayerSpec(layer, AttnParams(1, 1, 2, 2, 0.0, window=window), "float64")
-            for layer, window in enumerate(windows)
+            LayerSpec(layer, AttnParams(q_heads, kv_heads, head_k, head_v, 0.0, window=window), "float64")
+            for layer, window in enumerate(shape.windows)
         )
         self.spec = ModelSpec(
             name=name,
             digest=name,
             layers=layers,
-            vocab_size=VOCAB,
+            vocab_size=shape.vocab,
             hidden_size=2,
             max_tokens=512,
-            eos_ids=eos,
+            eos_ids=shape.eos,
             bos_id=-1,
             dtype="float64",
             weight_bytes=0,
@@ -89,25 +90,31 @@ class TaggedModel:
         tag = mix((tokens * 7_919 + positions * 104_729 + 1) % P)
         features: dict[int, Tensor] = {}
         seen = tag
-        for layer, window in enumerate(self.windows):
+        for layer in range(len(self.windows)):
             if layer:
                 tag = mix((seen + positions) % P)
-            seen = self._attend(layer, window, tag, tokens, positions, attention)
+            seen = self._attend(layer, tag, tokens, positions, attention)
             if layer in batch.features:
                 features[layer] = torch.stack((seen, positions), 1).double()
         return Hidden(torch.stack((seen, positions), 1).double(), features)
 
-    def _attend(
-        self, layer: int, window: int | None, tag: Tensor, tokens: Tensor, positions: Tensor, attention: AttentionCall
-    ) -> Tensor:
-        """The sum of visible tags, mod P."""
-        value = torch.stack((tag, tokens), 1).double().unsqueeze(1)
-        key = torch.stack((positions + 1, tokens + 1), 1).double().unsqueeze(1)
-        mean = attention(layer, torch.zeros_like(key), key, value)[:, 0, 0]
+    def _attend(self, layer: int, tag: Tensor, tokens: Tensor, positions: Tensor, attention: AttentionCall) -> Tensor:
+        """Over query heads q, q + 1 times the sum of visible tags of its kv head, mod P."""
+        params = self.spec.layers[layer].params
+        keys, values = [], []
+        for head in range(params.kv_heads):
+            own = tag if head == 0 else mix((tag + 31_337 * head) % P)
+            place = (torch.full_like(tag, layer), torch.full_like(tag, head))
+            keys.append(torch.stack((positions + 1, tokens + 1, *place), 1)[:, : params.head_k])
+            values.append(torch.stack((own, tokens, *place), 1)[:, : params.head_v])
+        query = torch.zeros((tag.shape[0], params.q_heads, params.head_k), dtype=torch.float64)
+        out = attention(layer, query, torch.stack(keys, 1).double(), torch.stack(values, 1).double())
+        window = self.windows[layer]
         visible = positions + 1 if window is None else (positions + 1).clamp_max(window)
-        return (mean * visible).round().long() % P
+        sums = (out[:, :, 0] * visible.unsqueeze(1)).round().long()
+        return (sums * torch.arange(1, params.q_heads + 1)).sum(1) % P
 
     def logits(self, hidden: Tensor) -> Tensor:
         seen = hidden[:, :1].long()
-        ids = torch.arange(1, VOCAB + 1).unsqueeze(0)
+        ids = torch.arange(1, self.shape.vocab + 1).unsqueeze(0)
         return mix((seen + 1_000_003 * ids) % P).double() / P * 8 - 4

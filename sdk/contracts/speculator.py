@@ -53,8 +53,8 @@ class SpecNeeds:
 
 class Speculator(Protocol):
     """Call order for a sequence: `begin` once; then per step that computed rows of it `ingest` (all sequences in one
-    call) and, when drafts are wanted, `propose`; `rollback` if rows it ingested are withdrawn; `end` exactly once,
-    from whatever state. After a preemption: `end`, later `begin` again.
+    call) and, when drafts are wanted, `propose`; `end` exactly once, from whatever state. After a preemption: `end`,
+    later `begin` again. Only committed rows are ingested: nothing is ever withdrawn.
     """
 
     def needs(self, page_tokens: int) -> SpecNeeds:
@@ -71,10 +71,6 @@ class Speculator(Protocol):
 
     def propose(self, batch: ProposeBatch) -> Sequence[Draft]:
         """One draft per proposal, in order; `NO_DRAFT` is always right."""
-        ...
-
-    def rollback(self, seq_id: SeqId, tokens: int) -> None:
-        """Only the sequence's first `tokens` tokens stand."""
         ...
 
     def end(self, seq_id: SeqId) -> None:

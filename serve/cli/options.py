@@ -1,9 +1,13 @@
 """Options that several commands share, and how they start an engine."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from tokloom.sdk import RequestError
 
 if TYPE_CHECKING:
     from tokloom.api import Engine
@@ -39,27 +43,40 @@ def sampling_options(function: F) -> F:
     return function
 
 
+def read_stdin() -> str:
+    """All of standard input. Raises RequestError if it is no text."""
+    if sys.stdin.isatty():
+        click.echo("reading the prompt from standard input; end it with Ctrl-D", err=True)
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"is not UTF-8 at byte {error.start}", subject="standard input", remedy="Send UTF-8 text"
+        ) from None
+
+
+@contextmanager
+def progress_bar(verb: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A function that shows (done, total, what) on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
 def start_engine(profile: str, model: str | None, sets: tuple[str, ...]) -> "Engine":
     """Load an engine with a progress bar, and give torch the profile's threads."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    with progress_bar("loading") as bar:
+        from tokloom.api import Engine
 
-    from tokloom.api import Engine
-
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("loading {task.description}"),
-        BarColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("profile", total=None)
-
-        def report(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
-        engine = Engine.from_profile(profile, model=model, sets=sets, progress=report)
+        engine = Engine.from_profile(profile, model=model, sets=sets, progress=bar)
     import torch
 
     torch.set_num_threads(engine.core.composition.settings.threads)

@@ -1,6 +1,8 @@
 """Engine and AsyncEngine over a tiny real model."""
 
 import asyncio
+import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,8 +14,11 @@ import pytest
 from tiny_chat import SETS
 
 from tokloom import AsyncEngine, CapacityError, ChatMessage, Engine, GenerateRequest, RequestError, SamplingParams
+from tokloom.api.inspecting import explain_profile
+from tokloom.api.profiles import read_profile
 from tokloom.api.types import Event
-from tokloom.sdk import PluginFault
+from tokloom.core.engine import EngineCore
+from tokloom.sdk import CheckpointError, PluginFault, ProfileError
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -43,8 +48,6 @@ def idle(core: Any) -> None:
         ({}, "neither prompt"),
         ({"prompt": "a", "token_ids": [1]}, "prompt and token_ids"),
         ({"messages": ()}, "messages is empty"),
-        ({"prompt": 3}, "prompt is int"),
-        ({"prompt": "a", "stop": ("",)}, "stop string"),
         ({"token_ids": []}, "no tokens"),
         ({"token_ids": [999]}, "999"),
     ],
@@ -132,6 +135,76 @@ def test_overrides_are_sections_of_the_profile(model: Path) -> None:
     engine.close()
 
 
+def test_overrides_say_everything_a_profile_can(model: Path, tmp_path: Path) -> None:
+    named = tmp_path / 'a "model" \\ 🙂'
+    shutil.copytree(model, named)
+    sets = [text for text in SETS if not text.startswith("engine.max_sequences")]
+    tiers = [{"plugin": "host", "options": {"capacity": "1MiB"}}]
+    options = {"kv": {"tiers": tiers}, "engine.max_sequences": 3}
+    with Engine.from_profile(
+        "builtin:cpu", model={"path": named, "dtype": "bfloat16"}, sets=sets[1:], **options
+    ) as engine:
+        composition = engine.core.composition
+        assert composition.settings.max_sequences == 3
+        assert composition.model.spec.dtype == "bfloat16"
+        assert [part.name for part in composition.connectors] == ["host"]
+
+
+def test_an_override_that_no_profile_can_hold_is_named() -> None:
+    with pytest.raises(ProfileError, match=r"engine\.threads.*NoneType"):
+        Engine.from_profile("builtin:cpu", engine={"threads": None})
+
+
+def test_a_composition_can_be_started_by_hand(model: Path) -> None:
+    _, composition = explain_profile(read_profile("builtin:cpu", model=model, sets=SETS))
+    with Engine.from_composition(composition) as engine:
+        assert len(engine.generate("a", GREEDY)[0].token_ids) == 12
+
+
+def test_a_load_that_fails_closes_the_plugins_that_were_made(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    sets = [*SETS, 'kv.tiers=[{plugin="host",options={capacity="1MiB"}}]']
+    _, composition = explain_profile(read_profile("builtin:cpu", model=tmp_path, sets=sets))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    before = {thread for thread in threading.enumerate() if thread.is_alive()}
+    scratch = composition.context.scratch
+    with pytest.raises(CheckpointError):
+        Engine.from_composition(composition)
+    assert not scratch.exists()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_caller_that_is_cancelled_while_loading_leaves_no_engine(model: Path) -> None:
+    entered, let_go = threading.Event(), threading.Event()
+    closed: list[bool] = []
+
+    def progress(done: int, total: int, what: str) -> None:
+        entered.set()
+        assert let_go.wait(10)
+
+    async def main() -> None:
+        opening = asyncio.create_task(_open(model, progress=progress))
+        while not entered.is_set():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        let_go.set()
+
+    real = EngineCore.close
+
+    def close(core: EngineCore) -> None:
+        closed.append(True)
+        real(core)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineCore, "close", close)
+        asyncio.run(main())
+    assert closed == [True]
+
+
 # -- AsyncEngine ------------------------------------------------------------------------------------------------------
 
 
@@ -145,11 +218,11 @@ async def _text(engine: AsyncEngine, prompt: str, sampling: SamplingParams = GRE
 
 async def _settle(engine: AsyncEngine) -> None:
     for _ in range(400):
-        if not engine.core.busy:
+        if not engine.core.busy and not engine._loop._boxes:
             break
         await asyncio.sleep(0.01)
     assert engine.core.state.allocator.stats().held_pages == 0
-    assert not engine._boxes
+    assert not engine._loop._boxes
 
 
 def test_concurrent_streams_say_what_they_say_alone(model: Path, engine: Engine) -> None:
@@ -177,7 +250,8 @@ def test_leaving_a_stream_cancels_it_and_returns_its_pages(model: Path, how: str
             count += 1
             if count >= limit:
                 break
-        await stream.aclose()  # type: ignore[attr-defined]
+        if how == "aclose":
+            await stream.aclose()
 
     async def main() -> None:
         async with await _open(model) as engine:
@@ -193,6 +267,33 @@ def test_leaving_a_stream_cancels_it_and_returns_its_pages(model: Path, how: str
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(read(engine, 10_000), 0.05)
             await _settle(engine)
+            assert await _text(engine, "next")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_readers_that_leave_at_random_leave_no_pages(model: Path, seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def reader(engine: AsyncEngine, number: int, limit: int) -> None:
+        sampling = SamplingParams(max_tokens=60, temperature=1.0, n=rng.choice([1, 1, 2]), seed=number, ignore_eos=True)
+        prompt = f"{'shared ' * rng.randint(0, 12)}{number}"
+        async for _ in engine.generate(GenerateRequest(prompt=prompt, sampling=sampling)):
+            limit -= 1
+            if not limit:
+                break
+
+    async def main() -> None:
+        async with await _open(model) as engine:
+            tasks = [asyncio.create_task(reader(engine, n, rng.choice([1, 2, 9, 1000]))) for n in range(40)]
+            for task in rng.sample(tasks, 20):
+                await asyncio.sleep(rng.random() * 0.02)
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+            await _settle(engine)
+            engine.core.state.allocator.audit()
             assert await _text(engine, "next")
 
     asyncio.run(main())
@@ -299,5 +400,6 @@ def test_the_package_has_few_names_and_loads_them_late() -> None:
 import sys, tokloom
 assert not {"torch", "numpy"} & set(sys.modules)
 assert len(tokloom.__all__) <= 15
+assert set(tokloom.__all__) <= set(dir(tokloom))
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,7 +1,8 @@
-"""The command line as a person meets it: real processes over a tiny model."""
+"""The command line as a person meets it, over a tiny model; as a process where signals and pipes matter."""
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -11,23 +12,47 @@ from typing import Any
 
 import click
 import pytest
+from attrs import frozen
+from click.testing import CliRunner
 from tiny_chat import SETS
+
+from tokloom.serve.cli import main
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from tokloom.serve.cli import main; main()"]
+#: steps long enough to be interrupted; processes started in the background inherit that SIGINT is ignored
+INTERRUPTIBLE = """
+import signal, time
+import tokloom.core.engine as engine
+signal.signal(signal.SIGINT, signal.default_int_handler)
+step = engine.EngineCore.step
+engine.EngineCore.step = lambda core: (time.sleep(0.05), step(core))[1]
+from tokloom.serve.cli import main
+main()
+"""
 FLAGS = [part for text in SETS for part in ("--set", text)]
 
 
-def run(*arguments: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-        check=False,
-    )
+@frozen
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str, stdin: str | bytes = "", **environment: str) -> Done:
+    """The entry point in this process, with streams, arguments and environment of its own."""
+    with CliRunner().isolation(input=stdin, env=environment) as streams, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tokloom", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    out, err = (stream.getvalue().decode() for stream in streams[:2])
+    assert isinstance(ended.value.code, int)
+    return Done(ended.value.code, out, err)
+
+
+def process(*arguments: str) -> list[str]:
+    return [*COMMAND, *arguments]
 
 
 def fine(*arguments: str, stdin: str = "") -> str:
@@ -87,7 +112,19 @@ def test_a_prompt_file_is_answered_in_order(model: Path, tmp_path: Path) -> None
         ('{"prompt": "a", "temprature": 1}', "temprature"),
         ('{"messages": [{"role": "user"}]}', "message 0"),
         ('{"prompt": "a", "n": 2}', "n must be 1"),
-        ('{"prompt": "a", "logit_bias": {"x": 1}}', "wrong type"),
+        ('{"prompt": "a", "logit_bias": {"x": 1}}', "no token id"),
+        ('{"prompt": "a", "logit_bias": 3}', "logit_bias"),
+        ('{"prompt": ""}', "prompt is empty"),
+        ('{"prompt": null}', "neither prompt"),
+        ('{"prompt": 3}', "prompt is int"),
+        ('{"prompt": "\\ud800"}', "half of a character"),
+        ('{"messages": "hello"}', "messages: is str"),
+        ('{"messages": []}', "messages is empty"),
+        ('{"messages": [3]}', "message 0 is int"),
+        ('{"prompt": "a", "stop": 3}', "stop: is int"),
+        ('{"prompt": "a", "stop": [3]}', "stop string 3"),
+        ('{"prompt": "a", "raw": "yes"}', "raw is 'yes'"),
+        ('{"prompt": "a", "priority": "high"}', "priority is 'high'"),
     ],
 )
 def test_a_wrong_line_is_refused_before_anything_runs(model: Path, tmp_path: Path, line: str, words: str) -> None:
@@ -98,6 +135,66 @@ def test_a_wrong_line_is_refused_before_anything_runs(model: Path, tmp_path: Pat
     assert done.stdout == ""
     assert words in done.stderr
     assert f"{file}:2" in done.stderr
+
+
+def test_a_file_that_is_not_text_is_refused_with_its_line(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    done = run("generate", "--model", str(model), *FLAGS, "--prompt-file", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{file}:2: is not UTF-8 at byte 12" in done.stderr
+
+
+def test_lines_end_at_newlines_only(model: Path, tmp_path: Path) -> None:
+    """JSON text may hold U+2028 and U+0085 as they are; a file may have a byte order mark and empty lines."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes('\ufeff{"prompt": "a\u2028b\u0085c", "raw": true}\r\n\n{"prompt": "d"}'.encode())
+    answers = [json.loads(line) for line in generate(model, "--prompt-file", str(file)).splitlines()]
+    assert len(answers) == 2
+    assert len(answers[0]["prompt_token_ids"]) == len("a\u2028b\u0085c".encode())
+
+
+def test_a_stop_string_of_a_line_is_one_string(model: Path, tmp_path: Path) -> None:
+    sampling = {"max_tokens": 30, "ignore_eos": True, "logit_bias": dict.fromkeys(map(str, range(65, 90)), 30.0)}
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "go", **sampling}))
+    whole = json.loads(generate(model, "--prompt-file", str(file)))["text"]
+    stop = whole[10:13]
+    file.write_text(json.dumps({"prompt": "go", "stop": stop, **sampling}))
+    assert json.loads(generate(model, "--prompt-file", str(file)))["text"] == whole[: whole.index(stop)]
+
+
+def test_a_file_longer_than_the_queue_runs_whole(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a", "max_tokens": 2, "ignore_eos": true}\n' * 12)
+    lines = generate(model, "--set", "engine.max_waiting=1", "--prompt-file", str(file)).splitlines()
+    assert ["error" in json.loads(line) for line in lines] == [False] * 12
+
+
+def test_an_empty_file_gives_nothing(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n \n")
+    assert generate(model, "--prompt-file", str(file)) == ""
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"\xff", "not UTF-8 at byte 0"), (b"", "prompt is empty")])
+def test_standard_input_that_is_no_prompt_is_refused(model: Path, data: bytes, words: str) -> None:
+    done = run("generate", "--model", str(model), *FLAGS, stdin=data)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_a_report_names_times_and_plugins(model: Path) -> None:
+    done = run("generate", "--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "5", "--report", "hi")
+    assert done.returncode == 0
+    for word in ("TTFT", "TPOT", "tokens/s", "5 tokens", "attention torch", "allocator paged", "scheduler fcfs"):
+        assert word in done.stderr
+
+
+def test_debug_shows_where_an_error_comes_from(model: Path) -> None:
+    done = run("--debug", "generate", "--model", str(model), *FLAGS, "--top-p", "2", "hi")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
 
 
 def test_a_line_that_fails_while_running_keeps_its_place(model: Path, tmp_path: Path) -> None:
@@ -112,6 +209,14 @@ def test_a_line_that_fails_while_running_keeps_its_place(model: Path, tmp_path: 
 def test_chat_keeps_the_conversation(model: Path) -> None:
     text = fine("chat", "--model", str(model), *FLAGS, "--max-tokens", "4", stdin="hello\nagain\n")
     assert len(text.splitlines()) >= 2
+
+
+def test_a_message_that_is_refused_is_forgotten(model: Path) -> None:
+    flags = ["--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "4"]
+    done = run("chat", *flags, stdin="hello\n" + "x" * 500 + "\nagain\n")
+    assert "at most" in done.stderr
+    assert done.returncode == 2
+    assert done.stdout == run("chat", *flags, stdin="hello\nagain\n").stdout
 
 
 def test_compose_explains_locks_and_checks(model: Path, tmp_path: Path) -> None:
@@ -193,37 +298,102 @@ def test_a_damaged_model_is_named(model: Path, tmp_path: Path, name: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupt_ends_quickly_and_quietly(model: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "chat", "--model", str(model), *FLAGS],
+@pytest.mark.parametrize("command", ["generate", "file", "chat"])
+def test_an_interrupt_ends_quickly_and_quietly(model: Path, tmp_path: Path, command: str) -> None:
+    flags = ["--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "200"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n' * 3000)
+    arguments = {
+        "generate": ["generate", *flags, "--temperature", "1", "hello"],
+        "file": ["generate", *flags, "--prompt-file", str(file)],
+        "chat": ["chat", *flags],
+    }[command]
+    running = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
-    assert process.stdin is not None
-    process.stdin.write("hello\n")
-    process.stdin.flush()
-    assert process.stdout is not None
-    process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
+    assert running.stdin is not None
+    assert running.stdout is not None
+    running.stdin.write(b"hello\n")
+    running.stdin.flush()
+    assert running.stdout.read(1)
+    running.send_signal(signal.SIGINT)
     begin = time.monotonic()
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors.split() == [b"interrupted"]
     assert time.monotonic() - begin < 10
 
 
-def test_a_closed_pipe_is_quiet(model: Path) -> None:
-    command = " ".join([sys.executable, "-c", "'from tokloom.serve.cli import main; main()'", "profile", "schema"])
-    done = subprocess.run(f"{command} | head -c 10", shell=True, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+def test_on_a_terminal_an_interrupt_stops_the_answer_and_the_conversation_goes_on(model: Path) -> None:
+    near, far = pty.openpty()
+    flags = ["--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "100"]
+    running = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, "chat", *flags],
+        stdin=far,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert running.stdout is not None
+    os.write(near, b"first\n")
+    assert running.stdout.read(3)
+    running.send_signal(signal.SIGINT)
+    os.write(near, b"second\n\n")
+    rest, _ = running.communicate(timeout=60)
+    os.close(near)
+    os.close(far)
+    assert running.returncode == 0
+    assert len(rest.rstrip(b"\n")) > 100, "the second answer is whole"
 
 
-def test_help_needs_no_torch() -> None:
-    code = "import sys\nsys.modules['torch'] = None\nfrom tokloom.serve.cli.main import cli\ncli(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "generate" in done.stdout
+def test_a_closed_pipe_is_quiet_and_ends_the_answer(model: Path) -> None:
+    arguments = ["generate", "--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "200", "hello"]
+    running = subprocess.Popen(process(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout is not None
+    assert running.stdout.read(1)
+    running.stdout.close()
+    assert running.stderr is not None
+    assert running.stderr.read() == b""
+    assert running.wait(30) != 0
+
+
+def test_a_terminal_without_the_characters_gets_stand_ins(model: Path) -> None:
+    arguments = ["generate", "--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "100", "hello"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(process(*arguments), capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], "generate"),
+        (["generate", "--help"], "--prompt-file"),
+        (["chat", "--help"], "--system"),
+        (["compose", "--help"], "--explain"),
+        (["bench", "--help"], "seams"),
+        (["profile", "show", "builtin:cpu"], "schema = 1"),
+        (["plugins"], "scheduler"),
+    ],
+)
+def test_what_runs_no_model_needs_no_torch(arguments: list[str], words: str) -> None:
+    code = "import sys\nsys.modules['torch'] = None\nfrom tokloom.serve.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_a_wrong_file_is_refused_without_torch(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("{")
+    code = "import sys\nsys.modules['torch'] = None\nfrom tokloom.serve.cli import main\nmain()"
+    arguments = ["generate", "--prompt-file", str(file)]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "not JSON" in done.stderr
 
 
 def test_every_option_is_documented() -> None:

@@ -68,11 +68,6 @@ def test_drafts_are_those_of_a_brute_force_search(seed: int) -> None:
         assert draft == (Draft.chain(expected) if expected else NO_DRAFT), f"seed {seed}: {view.tokens}"
         found += bool(expected)
         view.tokens += [chance.randrange(vocab) for _ in range(chance.randint(1, 4))]
-        if chance.random() < 0.15:
-            stands = chance.randint(1, len(view.tokens))
-            del view.tokens[stands:]
-            speculator.rollback(view.seq_id, stands)
-            view.tokens += [chance.randrange(vocab) for _ in range(chance.randint(0, 3))]
     assert found > 5
 
 
@@ -130,7 +125,6 @@ def test_state_is_dropped_at_the_end_and_unknown_sequences_get_no_draft() -> Non
     assert propose(speculator, view, 1) == NO_DRAFT
     assert cast(Any, speculator)._histories == {}
     speculator.end(1)
-    speculator.rollback(1, 0)
 
 
 def test_no_tokens_asked_for_gives_no_draft() -> None:

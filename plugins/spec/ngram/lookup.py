@@ -33,11 +33,6 @@ class NgramSpeculator:
     def propose(self, batch: ProposeBatch) -> Sequence[Draft]:
         return [self._draft(proposal) for proposal in batch.proposals]
 
-    def rollback(self, seq_id: SeqId, tokens: int) -> None:
-        history = self._histories.get(seq_id)
-        if history is not None:
-            history.rollback(tokens)
-
     def end(self, seq_id: SeqId) -> None:
         self._histories.pop(seq_id, None)
 
@@ -69,8 +64,9 @@ class _History:
         tokens = self._view.tokens
         if length > len(tokens):
             return ()
-        if length - 1 < self._indexed:
-            self.rollback(length - 1)
+        if length - 1 < self._indexed:  # asked for an earlier place: an older end that a later one replaced is unknown
+            self._ends.clear()
+            self._indexed = 0
         self._index(tokens, length - 1)
         for n in self._sizes:
             if n < length:
@@ -79,12 +75,6 @@ class _History:
                     period = [int(token) for token in tokens[end + 1 : min(end + 1 + k, length)]]
                     return [period[i % len(period)] for i in range(k)]
         return ()
-
-    def rollback(self, tokens: int) -> None:
-        """Only the first `tokens` tokens stand. An older place that a withdrawn one replaced is unknown: start over."""
-        if tokens < self._indexed:
-            self._ends.clear()
-            self._indexed = 0
 
     def _index(self, tokens: Sequence[int], stop: int) -> None:
         """Add the n-grams that end at the positions from `_indexed` up to `stop`, exclusive."""
