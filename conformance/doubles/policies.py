@@ -47,9 +47,10 @@ class Chaos:
     def __init__(self, options: Seeded, context: Context) -> None:
         self._seed = options.seed
         self._now = 0.0
+        self._steps = 0
 
     def _roll(self, *parts: object) -> int:
-        text = repr((self._seed, self._now, *parts)).encode()
+        text = repr((self._seed, self._now, self._steps, *parts)).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:6], "little")
 
     def order(self, waiting: Sequence[SequenceView], running: Sequence[SequenceView], now: float) -> Order:
@@ -78,7 +79,7 @@ class Chaos:
         return waited < 0.01
 
     def observe(self, event: SchedEvent) -> None:
-        """Remembers nothing."""
+        self._steps += event.kind == "step"
 
 
 class Refusing(Plain):
