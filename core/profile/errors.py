@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tokloom.sdk import ProfileError
 
@@ -31,13 +31,16 @@ class Place:
 
 @frozen
 class Problem:
-    """One thing that is wrong. `at_key` puts the caret under the key instead of the value."""
+    """One thing that is wrong. `at_key` puts the caret under the key instead of the value; `secret` says that the value
+    must not be shown.
+    """
 
     message: str
     place: Place
     key: str = ""
     help: str = ""
     at_key: bool = False
+    secret: bool = False
 
     def render(self) -> str:
         place = self.place
@@ -51,7 +54,7 @@ class Problem:
             lines.append(f"{gutter} |")
             lines.append(f"{number} | {place.text}")
             inside = f" in `{self.key}`" if self.key else ""
-            lines.append(f"{gutter} | {' ' * (column - 1)}{'^' * max(1, width)}{inside}")
+            lines.append(f"{gutter} | {_indent(place.text, column)}{'^' * max(1, width)}{inside}")
         else:
             lines.append(f" --> {place.source}" + (f", in `{self.key}`" if self.key else ""))
         if self.help:
@@ -59,11 +62,34 @@ class Problem:
         return "\n".join(lines)
 
 
+def _indent(text: str, column: int) -> str:
+    """What stands under the text before a column: tabs stay tabs, so that the caret is where the reader sees it."""
+    return "".join("\t" if character == "\t" else " " for character in text[: column - 1].ljust(column - 1))
+
+
+def _redacted(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """The problems with every value that should have been a secret hidden, also where another one shows its line."""
+    exposed = [problem.place for problem in problems if problem.secret]
+    done = []
+    for problem in problems:
+        place = problem.place
+        for secret in exposed:
+            if (place.source, place.line) != (secret.source, secret.line):
+                continue
+            if place.line:
+                begin, end = secret.column - 1, secret.column - 1 + secret.width
+                place = evolve(place, text=place.text[:begin] + "*" * (end - begin) + place.text[end:])
+            elif "=" in place.source:  # a `--set`
+                place = evolve(place, source=place.source.partition("=")[0] + "=***")
+        done.append(evolve(problem, place=place))
+    return tuple(done)
+
+
 class ProfileProblems(ProfileError):
     """All problems of a profile at once. `str` renders them."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
+        self.problems = _redacted(problems)
         first = self.problems[0]
         super().__init__(first.message, subject=str(first.place), remedy=first.help)
 

@@ -25,7 +25,13 @@ def type_schema(kind: Any) -> Schema:
         ByteSize: _SIZE,
         AutoByteSize: {**_SIZE, "description": "Bytes, text such as 512MiB, or auto."},
         AutoInt: {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
-        Secret: {"type": "object", "properties": {"env": {"type": "string"}, "file": {"type": "string"}}},
+        Secret: {
+            "type": "object",
+            "properties": {"env": {"type": "string", "minLength": 1}, "file": {"type": "string", "minLength": 1}},
+            "additionalProperties": False,
+            "minProperties": 1,
+            "maxProperties": 1,
+        },
         type(None): {"type": "null"},
     }
     if kind in simple:

@@ -15,11 +15,13 @@ from tokloom.core.profile.errors import Place, Problem, ProfileProblems
 from tokloom.core.profile.scan import scan
 from tokloom.core.profile.schema import SCHEMA, SLOTS, EngineSection, ModelSection, PluginSection
 from tokloom.core.profile.structure import structure
-from tokloom.core.profile.tree import Node, Positions, build, merge
+from tokloom.core.profile.tree import Node, Positions, build, depth, is_index, merge
 from tokloom.core.profile.types import shown
 
 ENV_PREFIX = "TOKLOOM__"
 _OFF = "off"
+#: tables and arrays inside each other; more is a mistake, and would exhaust the stack
+MAX_DEPTH = 64
 _CORE_TABLES = ("schema", "extends", "observers", "logits", "model", "engine", "kv", "attention")
 
 
@@ -46,7 +48,7 @@ class Profile:
 
     def place(self, path: str) -> Place:
         """Where the value at a dotted path comes from; defaults say so."""
-        steps: list[str | int] = [int(step) if step.isdigit() else step for step in path.split(".")]
+        steps: list[str | int] = [int(step) if is_index(step) else step for step in path.split(".")]
         node = self.root
         for step in steps:
             deeper = node.find((step,))
@@ -81,7 +83,10 @@ def load_profile(
     overrides += [_from_set(text, problems) for text in sets]
     for override in overrides:
         for path, node in override:
-            root = _apply(root, path, node, problems)
+            if len(path) > MAX_DEPTH:
+                problems.append(Problem(f"a key has more than {MAX_DEPTH} steps", node.place))
+            else:
+                root = _apply(root, path, node, problems)
     if problems:
         raise ProfileProblems(problems)
     return _check(name, root, claims or {}, ignore)
@@ -92,6 +97,10 @@ def load_profile(
 
 def _read(source: str | Path | Mapping[str, Any], problems: list[Problem], chain: tuple[str, ...]) -> tuple[str, Node]:
     if isinstance(source, Mapping):
+        if depth(source) > MAX_DEPTH:
+            text = f"tables and arrays are nested more than {MAX_DEPTH} deep"
+            problems.append(Problem(text, Place("mapping")))
+            return "mapping", Node(Place("mapping"), children={})
         root = build(source, Positions(), Place("mapping"))
         return "mapping", _extend(root, Path.cwd(), problems, chain)
     text = str(source)
@@ -115,14 +124,17 @@ def _read_builtin(text: str, problems: list[Problem], chain: tuple[str, ...]) ->
 
 
 def _read_text(path: Path, label: str, problems: list[Problem], chain: tuple[str, ...]) -> Node:
-    key = label if label.startswith("builtin:") else str(path.resolve())
     empty = Node(Place(label), children={})
+    try:
+        key = label if label.startswith("builtin:") else str(path.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a name that no file can have
+        problems.append(Problem(f"cannot be read: {error}", Place(label), help="give a file, or builtin:NAME"))
+        return empty
     if key in chain:
         problems.append(Problem(f"extends goes round: {' -> '.join([*chain, key])}", Place(label)))
         return empty
     try:
         text = path.read_bytes().decode("utf-8")
-        parsed = tomllib.loads(text)
     except OSError as error:
         help = "give a file, or builtin:NAME"
         problems.append(Problem(f"cannot be read: {error.strerror}", Place(label), help=help))
@@ -130,10 +142,16 @@ def _read_text(path: Path, label: str, problems: list[Problem], chain: tuple[str
     except UnicodeDecodeError as error:
         problems.append(Problem(f"is not UTF-8 at byte {error.start}", Place(label)))
         return empty
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+    try:
+        parsed = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         problems.append(_syntax(str(error), text, label))
         return empty
-    root = build(parsed, scan(text, label), Place(label, 1, text.split("\n", 1)[0], 1, 1, 1, 1))
+    start = Place(label, 1, text.split("\n", 1)[0].rstrip("\r"), 1, 1, 1, 1)
+    if depth(parsed) > MAX_DEPTH:
+        problems.append(Problem(f"tables and arrays are nested more than {MAX_DEPTH} deep", start))
+        return empty
+    root = build(parsed, scan(text, label), start)
     return _extend(root, path.parent, problems, (*chain, key))
 
 
@@ -179,9 +197,10 @@ def _at_extends(problem: Problem, place: Place) -> Problem:
 def _parse(text: str) -> Any:
     """A TOML value; anything that is none is a string."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"v = {text}")
+    except (ValueError, RecursionError):
         return text
+    return parsed["v"] if len(parsed) == 1 and "\n" not in text else text
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[list[str], Node]]:
@@ -190,17 +209,22 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[list[str], N
         if name.startswith(ENV_PREFIX):
             place = Place(f"environment variable {name}")
             path = [step.lower() for step in name.removeprefix(ENV_PREFIX).split("__")]
-            found.append((path, build(_parse(text), Positions(), place)))
+            found.append((path, _value(text, place)))
     return found
 
 
 def _from_set(text: str, problems: list[Problem]) -> list[tuple[list[str], Node]]:
     key, equals, value = text.partition("=")
     place = Place(f"--set {text}")
-    if not equals or not all(key.split(".")):
+    if not equals or not all(step.strip() for step in key.split(".")):
         problems.append(Problem("an override is written section.key=value", place))
         return []
-    return [([step.strip() for step in key.split(".")], build(_parse(value.strip()), Positions(), place))]
+    return [([step.strip() for step in key.split(".")], _value(value.strip(), place))]
+
+
+def _value(text: str, place: Place) -> Node:
+    value = _parse(text)
+    return build(value if depth(value) <= MAX_DEPTH else text, Positions(), place)
 
 
 def _apply(root: Node, path: Sequence[str], node: Node, problems: list[Problem]) -> Node:
@@ -209,7 +233,7 @@ def _apply(root: Node, path: Sequence[str], node: Node, problems: list[Problem])
         return merge(root, node)
     step, rest = path[0], path[1:]
     if root.items is not None:
-        if not step.isdigit() or int(step) >= len(root.items):
+        if not is_index(step) or int(step) >= len(root.items):
             problems.append(Problem(f"there is no item {step!r} of {len(root.items)}", node.place))
             return root
         items = list(root.items)
@@ -217,7 +241,7 @@ def _apply(root: Node, path: Sequence[str], node: Node, problems: list[Problem])
         return Node(root.place, items=items)
     if root.children is None:
         if isinstance(root.value, str):  # the short form of a section
-            return _apply(Node(root.place, children={"plugin": root}), path, node, problems)
+            return _apply(Node(node.place, children={"plugin": root}), path, node, problems)
         root = Node(node.place, children={})
     children = dict(root.children or {})
     if rest:
@@ -267,7 +291,7 @@ def _check_schema(children: Mapping[str, Node], root: Node, problems: list[Probl
     schema = children.get("schema")
     if schema is None:
         problems.append(Problem("`schema` is missing", root.place, help=f"begin the profile with schema = {SCHEMA}"))
-    elif schema.value != SCHEMA or isinstance(schema.value, bool):
+    elif type(schema.value) is not int or schema.value != SCHEMA:
         help = f"this version reads schema {SCHEMA}; `tokloom profile migrate` rewrites older ones"
         problems.append(Problem(f"unknown schema {shown(schema.plain())}", schema.place, "schema", help))
 
@@ -277,6 +301,9 @@ def _check_tables(
 ) -> None:
     slots = {path for path in SLOTS if "." not in path}
     known = {*_CORE_TABLES, *slots, *claims, *ignore}
+    if "extends" in children:  # reading a file takes its own away
+        place = children["extends"].place
+        problems.append(Problem("extends cannot be overridden", place, "extends", "write it in a profile"))
     for key, node in children.items():
         if key in known or key.startswith("x-"):
             continue

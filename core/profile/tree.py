@@ -61,6 +61,25 @@ class Positions:
         return self.places.get(path, default)
 
 
+def is_index(step: str) -> bool:
+    """Whether a step of a dotted path is the number of an item."""
+    return step.isascii() and step.isdigit()
+
+
+def depth(value: Plain) -> int:
+    """How deep tables and arrays nest, counted no further than a few levels past what any profile needs."""
+    level, found = {id(value): value}, 0
+    while level and found < 1000:
+        inner: list[Plain] = []
+        for item in level.values():
+            if isinstance(item, Mapping):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        level, found = {id(item): item for item in inner}, found + 1
+    return found - 1
+
+
 def build(value: Plain, positions: Positions, default: Place, path: tuple[str | int, ...] = ()) -> Node:
     """A tree from parsed TOML."""
     place = positions.of(path, default)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Final, NewType
 
@@ -19,7 +20,7 @@ AutoInt = NewType("AutoInt", int)
 _UNITS: Final = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS.update({f"{unit}b": size for unit, size in list(_UNITS.items()) if unit in "kmgt" and unit})
 _UNITS.update({f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", 1)})
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE: Final = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(value: object) -> int:
@@ -29,7 +30,9 @@ def parse_size(value: object) -> int:
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         if match and match[2].lower() in _UNITS:
-            return int(float(match[1]) * _UNITS[match[2].lower()])
+            size = Fraction(match[1]) * _UNITS[match[2].lower()]
+            if match[2] or size.denominator == 1:
+                return int(size)
     raise ValueError(f"expected a size such as 512MiB or a number of bytes, found {shown(value)}")
 
 
@@ -66,7 +69,8 @@ class Secret:
             return value
         try:
             return Path(self.file).read_text().strip()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a decoding error holds the content: only its kind is told
+            reason = error.strerror if isinstance(error, OSError) else type(error).__name__
             raise ProfileError(
-                f"{self.file} cannot be read: {error.strerror}", subject="secret", remedy="Check the file"
+                f"{self.file} cannot be read: {reason}", subject="secret", remedy="Check the file"
             ) from None
