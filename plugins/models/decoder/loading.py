@@ -1,5 +1,6 @@
 """From a checkpoint to a Decoder: every tensor's name and shape is checked before the first is read."""
 
+import weakref
 from collections.abc import Mapping
 
 import torch
@@ -61,6 +62,7 @@ class Loader:
         self._device = device
         self._config = checkpoint.config
         self._descs = linear_descs(checkpoint.config, dtype)
+        self._tied: weakref.ref[Tensor] | None = None
 
     def load(self, progress: Progress) -> Decoder:
         self._check()
@@ -72,10 +74,13 @@ class Loader:
             linears.append(self._linear(desc, embedding))
         progress(total, total, "done")
         layers = tuple(self._layer(number, linears[4 * number : 4 * number + 4]) for number in range(config.layers))
-        shared = config.tied and linears[-1].nbytes == embedding.nbytes
-        nbytes = sum(linear.nbytes for linear in linears) + (0 if shared else embedding.nbytes)
+        nbytes = sum(linear.nbytes for linear in linears) + (0 if self._is_shared() else embedding.nbytes)
         norm = self._norm("model.norm.weight")
         return Decoder(config, embedding, layers, norm, linears[-1], self._frequencies(), nbytes)
+
+    def _is_shared(self) -> bool:
+        """Whether the head keeps the embedding it was given, rather than a copy in another form."""
+        return self._tied is not None and self._tied() is not None
 
     def _layer(self, number: int, linears: list[Linear]) -> DecoderLayer:
         at = f"model.layers.{number}."
@@ -102,7 +107,10 @@ class Loader:
         parts = []
         for part in desc.parts:
             if part + ".weight" == EMBEDDING and suffixes == ["weight"]:
-                parts.append({"weight": embedding})
+                tied = embedding.view_as(embedding)
+                self._tied = weakref.ref(tied)
+                parts.append({"weight": tied})
+                del tied
             else:
                 parts.append({suffix: self._read(f"{part}.{suffix}") for suffix in suffixes if self._has(part, suffix)})
         bias = torch.cat([self._read(f"{part}.bias") for part in desc.parts]) if desc.bias else None

@@ -1,4 +1,8 @@
-"""The functions of OpSet in torch operators."""
+"""The functions of OpSet in torch operators.
+
+A decoding step runs each of these once or twice per layer over few rows, right after weights have swept the caches:
+what counts there is the number of operators.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +19,10 @@ class TorchOps:
         return F.embedding(ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps).to(dtype)
+        # sqrt(mean(x^2) + eps) as the hypotenuse of norm / sqrt(size) and sqrt(eps)
+        root = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(x.shape[-1] ** -0.5)
+        root = torch.hypot(root, root.new_full((), eps**0.5))
+        return (x / root).mul_(weight).to(dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         total = residual.add_(x)
@@ -23,7 +30,11 @@ class TorchOps:
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         cosines, sines = self._whole(cos, sin, q.dtype)
-        return _rotate(q, cosines, sines), _rotate(k, cosines, sines)
+        joint = _joint(q, k)
+        if joint is None:
+            return _rotate(q, cosines, sines), _rotate(k, cosines, sines)
+        both = _rotate(joint, cosines, sines)
+        return both[:, : q.shape[1]], both[:, q.shape[1] :]
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -39,6 +50,18 @@ class TorchOps:
         return self._angles[2], self._angles[3]
 
 
+def _joint(q: Tensor, k: Tensor) -> Tensor | None:
+    """q and k as one tensor `[T, Hq + Hk, D]`, if they lie side by side in memory as in a joint projection."""
+    beside = (
+        q.stride() == k.stride()
+        and q.stride()[1:] == (q.shape[2], 1)
+        and k.storage_offset() == q.storage_offset() + q.shape[1] * q.shape[2]
+        and k.untyped_storage().data_ptr() == q.untyped_storage().data_ptr()
+    )
+    return q.as_strided((q.shape[0], q.shape[1] + k.shape[1], q.shape[2]), q.stride()) if beside else None
+
+
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cosines, swapped.to(cosines.dtype), sines).to(x.dtype)
+    wide = x.to(cosines.dtype)
+    swapped = wide.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(wide * cosines, swapped, sines).to(x.dtype)

@@ -43,7 +43,7 @@ class DenseCodec:
             k, v, slots = k[kept], v[kept], slots[kept]
         page, offset = _locate(slots, pages)
         for plane, rows in ((pages.planes["k"], k), (pages.planes["v"], v)):
-            plane[page, offset] = rows.to(plane.dtype)
+            plane.index_put_((page, offset), rows.to(plane.dtype))
 
     def read(self, layer: int, pages: Pages, page_ids: Tensor) -> tuple[Tensor, Tensor]:
         """See KVCodec."""

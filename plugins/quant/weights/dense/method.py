@@ -1,4 +1,4 @@
-"""Dense linear layers."""
+"""Dense linear layers: plain, or packed once for the processor."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +28,30 @@ class DenseLinear:
         return self._weight.nbytes + bias
 
 
+class PackedLinear:
+    """Implements `tokloom.sdk.Linear` over one matrix in the blocked layout of oneDNN.
+
+    Given a plain matrix, oneDNN brings it into that layout at every call, which for a few rows takes longer than the
+    multiplication. Results are those of the plain matrix, bit for bit.
+    """
+
+    def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
+        self._packed = packed
+        self._bias = bias
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return y
+
+    def dequantize(self) -> Tensor:
+        return self._packed.to_dense().float()
+
+    @property
+    def nbytes(self) -> int:
+        bias = 0 if self._bias is None else self._bias.nbytes
+        return self._packed.numel() * self._packed.element_size() + bias
+
+
 class DenseWeights:
     """Implements `tokloom.sdk.WeightMethod`."""
 
@@ -37,8 +61,25 @@ class DenseWeights:
     def params(self, desc: LinearDesc) -> Sequence[ParamDesc]:
         return (ParamDesc("weight", (-1, desc.in_features)),)
 
-    def finalize(self, desc: LinearDesc, parts: Sequence[Mapping[str, Tensor]], bias: Tensor | None) -> DenseLinear:
+    def finalize(
+        self, desc: LinearDesc, parts: Sequence[Mapping[str, Tensor]], bias: Tensor | None
+    ) -> DenseLinear | PackedLinear:
         dtype = getattr(torch, desc.dtype)
         weights = [part["weight"].to(dtype) for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return DenseLinear(weight, None if bias is None else bias.to(dtype))
+        bias = None if bias is None else bias.to(dtype)
+        packed = _pack(weight)
+        return DenseLinear(weight, bias) if packed is None else PackedLinear(packed, bias)
+
+
+def _pack(weight: Tensor) -> Tensor | None:
+    """The matrix in oneDNN's layout, or None where this build of torch, this processor or this dtype has none."""
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return None
+    try:
+        with torch.inference_mode():
+            packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
+            torch.ops.mkldnn._linear_pointwise(weight.new_zeros(1, weight.shape[1]), packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):  # operators that torch does not promise to keep
+        return None
+    return packed
