@@ -211,12 +211,16 @@ def make_plan(segment: Segment, params: AttnParams) -> AttnPlan:
     return make_kernel().plan(segment.batch, params, Heap(), capture=False, reuse=None)
 
 
-def attend(data: Data, segment: Segment, *, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Run the kernel once into poisoned outputs."""
+def attend(
+    data: Data, segment: Segment, *, want_lse: bool = False, kernel: AttentionKernel | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Run a kernel (`torch` if none is given) once into poisoned outputs."""
+    kernel = kernel or make_kernel()
     p = data.case.params
     out = torch.full((data.rows, p.q_heads, p.head_v), NAN, dtype=data.q.dtype)
     lse = torch.full((data.rows, p.q_heads), NAN) if want_lse else None
-    make_kernel().run(0, data.q, segment.pages, make_plan(segment, p), out, lse)
+    plan = kernel.plan(segment.batch, p, Heap(), capture=False, reuse=None)
+    kernel.run(0, data.q, segment.pages, plan, out, lse)
     return out, lse
 
 
@@ -267,14 +271,14 @@ def assert_close(got: Tensor, want: Tensor, dtype: str, why: str = "") -> None:
     torch.testing.assert_close(got.double(), want.double(), atol=atol, rtol=rtol, msg=lambda m: f"{why}\n{m}")
 
 
-def check(case: Case) -> None:
-    """The kernel agrees with the definition, with and without asking for log-sum-exp."""
+def check(case: Case, kernel: AttentionKernel | None = None) -> None:
+    """A kernel agrees with the definition, with and without asking for log-sum-exp."""
     data = make_data(case)
     segment = make_segment(data)
     want, want_lse = oracle(data, *stored(data, segment))
-    out, _ = attend(data, segment)
+    out, _ = attend(data, segment, kernel=kernel)
     assert_close(out, want, case.dtype, f"out of {case}")
-    out, lse = attend(data, segment, want_lse=True)
+    out, lse = attend(data, segment, want_lse=True, kernel=kernel)
     assert lse is not None
     assert_close(out, want, case.dtype, f"out beside lse of {case}")
     assert_close(lse, want_lse, "float32" if case.dtype in ("float32", "float64") else case.dtype, f"lse of {case}")

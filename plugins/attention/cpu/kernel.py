@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokloom.plugins.attention.cpu.plain import attend_row
+from tokloom.plugins.attention.cpu.plain import attend_rows
 from tokloom.sdk import (
     Accepts,
     AttnBatch,
@@ -38,9 +38,9 @@ MOST_HEAD: Final = 256
 class CpuAttention:
     """One query row at a time over its pages, without gathering them; long rows in runs of `SPLIT` slots.
 
-    Takes dense pages of float32 or bfloat16, any page size, heads of a multiple of 16 up to 256 elements, at most 16
-    query heads per key head; other float formats and sizes take the torch path, as all do without the compiled module.
-    Trees, ALiBi and attention that is not causal are left to other kernels.
+    Compiled for dense pages of float32 or bfloat16, any page size, heads of a multiple of 16 up to 256 elements and at
+    most 16 query heads per key head; other float formats and sizes take torch operators, as all do without the compiled
+    module. Trees, ALiBi and attention that is not causal are left to other kernels.
     """
 
     def __init__(self, threads: int, *, compiled: bool = True) -> None:
@@ -93,11 +93,18 @@ class CpuAttention:
             )
         k, v = pages.planes["k"], pages.planes["v"]
         if self._native is None or not self._compiled(plan.params, str(q.dtype).removeprefix("torch.")):
-            for row in range(len(plan.hi)):
-                attend_row(q[row], k, v, plan.slots(row, pages.format.page_tokens), plan.params, plan.sinks, out, lse, row)
+            slots, visible = plan.slots(pages.format.page_tokens)
+            attend_rows(q, k, v, slots, visible, plan.params, plan.sinks, out, lse)
             return
         if q.stride(1) != q.shape[2] or q.stride(2) != 1:
             q = q.contiguous()
+        if not out.is_contiguous() or (lse is not None and not lse.is_contiguous()):
+            packed, sums = torch.empty(out.shape, dtype=out.dtype), None if lse is None else torch.empty(lse.shape)
+            self.run(layer, q, pages, plan, packed, sums)
+            out.copy_(packed)
+            if lse is not None and sums is not None:
+                lse.copy_(sums)
+            return
         native = plan.native(self._native, k, v, q.dtype, pages.format.page_tokens)
         self._native.run(
             native,
@@ -115,7 +122,19 @@ class CpuAttention:
 class CpuPlan(AttnPlan):
     """Visible slots `[lo, hi)` of every row."""
 
-    __slots__ = ("_native", "_partial", "_sequence", "_sinks", "_splits", "_tables", "_workspace", "hi", "lo", "params", "strides")
+    __slots__ = (
+        "_native",
+        "_partial",
+        "_sequence",
+        "_sinks",
+        "_splits",
+        "_tables",
+        "_workspace",
+        "hi",
+        "lo",
+        "params",
+        "strides",
+    )
 
     def __init__(self, batch: AttnBatch, params: AttnParams, workspace: Workspace) -> None:
         self.params = params
@@ -136,14 +155,20 @@ class CpuPlan(AttnPlan):
         self.strides: tuple[int, ...] = ()
 
     @property
-    def sinks(self) -> "NDArray[np.float32]":
-        return self._sinks
+    def sinks(self) -> Tensor | None:
+        """`[q_heads]`, if this segment applies them."""
+        return torch.tensor(self.params.sinks, dtype=torch.float64) if len(self._sinks) else None
 
-    def slots(self, row: int, page_tokens: int) -> "NDArray[np.int64]":
-        """Addresses `page * page_tokens + offset` of the slots that a row sees."""
-        seen = np.arange(self.lo[row], max(self.lo[row], self.hi[row]), dtype=np.int64)
-        pages = self._tables[self._sequence[row], seen // page_tokens].astype(np.int64)
-        return (pages * page_tokens + seen % page_tokens)[pages >= 0]
+    def slots(self, page_tokens: int) -> tuple[Tensor, Tensor]:
+        """Addresses `page * page_tokens + offset` `[T, L]` from each row's first visible slot on, and whether the row
+        sees them.
+        """
+        slots = self.lo[:, None] + np.arange(int((self.hi - self.lo).max(initial=0)), dtype=np.int64)
+        column = np.minimum(slots // page_tokens, max(0, self._tables.shape[1] - 1))
+        pages = self._tables[self._sequence[:, None], column].astype(np.int64)
+        visible = (slots < self.hi[:, None]) & (pages >= 0)
+        addresses = np.where(visible, pages * page_tokens + slots % page_tokens, 0)
+        return torch.from_numpy(addresses), torch.from_numpy(visible)
 
     def native(self, module: Any, k: Tensor, v: Tensor, dtype: torch.dtype, page_tokens: int) -> Any:
         """The plan as the compiled module reads it; made at the first layer, since pages tell their strides."""

@@ -1,38 +1,49 @@
 """The same attention in torch operators: for dtypes and head sizes that are not compiled, or where nothing is."""
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tokloom.sdk import AttnParams
 
+#: gathered key elements at a time
+ELEMENTS = 4 << 20
 
-def attend_row(
+
+def attend_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    slots: "NDArray[np.int64]",
+    slots: Tensor,
+    visible: Tensor,
     params: AttnParams,
-    sinks: "NDArray[np.float32]",
+    sinks: Tensor | None,
     out: Tensor,
     lse: Tensor | None,
-    row: int,
 ) -> None:
-    """Attend with one row `q` `[q_heads, head_k]` to the tokens at `slots` of the planes; fills `out[row]`, `lse[row]`."""
+    """Attend with rows `q` `[R, q_heads, head_k]` to the tokens at `slots` `[R, L]` of the planes where `visible`."""
+    height = max(1, ELEMENTS // max(1, slots.shape[1] * params.kv_heads * max(params.head_k, params.head_v)))
+    for low in range(0, len(slots), height):
+        part = slice(low, low + height)
+        result, sums = _attend(q[part], k, v, slots[part], visible[part], params, sinks)
+        out[part] = result
+        if lse is not None:
+            lse[part] = sums
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, visible: Tensor, params: AttnParams, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    at = torch.from_numpy(slots)
-    size = k.shape[1]
-    page, offset = at // size, at % size
-    keys, values = k[page, offset].to(wide), v[page, offset].to(wide)
-    grouped = q.to(wide).view(params.kv_heads, -1, params.head_k)
-    scores = torch.einsum("hgd,lhd->hgl", grouped, keys) * params.scale
+    page, offset, seen = slots // k.shape[1], slots % k.shape[1], visible[:, :, None, None]
+    keys, values = (torch.where(seen, plane[page, offset].to(wide), 0.0) for plane in (k, v))
+    grouped = q.to(wide).view(len(q), params.kv_heads, -1, params.head_k)
+    scores = torch.einsum("rhgd,rlhd->rhgl", grouped, keys) * params.scale
     if params.soft_cap is not None:
         scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
+    scores = scores.masked_fill(~visible[:, None, None, :], -torch.inf)
     total = torch.logsumexp(scores, -1)
-    if len(sinks):
-        total = torch.logaddexp(total, torch.from_numpy(sinks).to(wide).view(params.kv_heads, -1))
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(wide).view(params.kv_heads, -1))
     weights = torch.exp(scores - torch.where(torch.isinf(total), torch.zeros_like(total), total).unsqueeze(-1))
-    out[row] = torch.einsum("hgl,lhd->hgd", weights, values).reshape(params.q_heads, -1).to(out.dtype)
-    if lse is not None:
-        lse[row] = total.reshape(-1)
+    mixed = torch.einsum("rhgl,rlhd->rhgd", weights, values)
+    return mixed.flatten(1, 2).to(q.dtype), total.flatten(1)

@@ -1,11 +1,14 @@
 """The functions of OpSet over rows of float32 and bfloat16, compiled; other dtypes in torch operators."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_rows: Any
 try:
-    from tokloom.plugins.ops.cpu import _rows  # type: ignore[attr-defined]  # compiled at installation
+    from tokloom.plugins.ops.cpu import _rows  # type: ignore[attr-defined, no-redef]  # compiled at installation
 except ImportError:
     _rows = None
 
@@ -22,7 +25,7 @@ class CpuOps:
 
     def __init__(self, threads: int, *, compiled: bool = True) -> None:
         self._threads = threads
-        self._native = _rows if compiled else None
+        self._native: Any = _rows if compiled else None
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
