@@ -1,10 +1,9 @@
-"""Weight methods and ops against float64."""
+"""Weight methods against float64."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from tokloom.plugins.ops.torch.ops import TorchOps
 from tokloom.plugins.quant.weights.dense.method import DenseWeights
 from tokloom.plugins.quant.weights.int8.method import Int8Weights
 from tokloom.sdk import CheckpointInfo, LinearDesc
@@ -78,56 +77,20 @@ def test_foreign_checkpoints_are_not_claimed(method: DenseWeights | Int8Weights)
     assert method.claim(CheckpointInfo("", {}, {})) > 0
 
 
-# -- ops --------------------------------------------------------------------------------------------------------------
+def test_packing_changes_no_bit() -> None:
+    """What a processor's own layout multiplies equals what the plain matrix does."""
+    for rows, size in ((960, 576), (7, 13), (33, 1)):
+        weight = matrices((rows,), size, 8)[0].bfloat16()
+        linear = DenseWeights().finalize(desc((rows,), size, "bfloat16"), [{"weight": weight}], None)
+        for count in (0, 1, 5, 70):
+            x = matrices((count,), size, 9)[0].bfloat16()
+            assert torch.equal(linear.apply(x), torch.nn.functional.linear(x, weight))
+        assert linear.nbytes == weight.nbytes
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_ops_equal_their_definitions(dtype: str) -> None:
-    kind, tolerance = getattr(torch, dtype), max(DTYPES[dtype], 1e-10)
-    ops = TorchOps()
-    x, r = (m.to(kind) for m in matrices((6, 6), 40, 1))
-    weight = matrices((1,), 40, 2)[0][0].to(kind)
-
-    def norm(t: Tensor) -> Tensor:
-        return t / (t.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-
-    assert (ops.rms_norm(x, weight, 1e-5, kind).double() - norm(x.double())).abs().max() < tolerance
-    total = x.double() + r.double()
-    normed, summed = ops.add_rms_norm(x.clone(), r.clone(), weight, 1e-5)
-    assert (summed.double() - total).abs().max() < tolerance
-    assert (normed.double() - norm(summed.double())).abs().max() < tolerance
-    gate, up = x.double().chunk(2, -1)
-    assert (ops.silu_mul(x).double() - gate * torch.sigmoid(gate) * up).abs().max() < tolerance
-    assert torch.equal(ops.embed(torch.tensor([3, 0, 3]), r), r[[3, 0, 3]])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_rotates_pairs_of_halves(dtype: str) -> None:
-    kind, tolerance = getattr(torch, dtype), max(DTYPES[dtype], 1e-6)
-    generator = torch.Generator().manual_seed(4)
-    q = torch.randn(5, 3, 8, generator=generator, dtype=torch.float64).to(kind)
-    k = torch.randn(5, 1, 8, generator=generator, dtype=torch.float64).to(kind)
-    angles = torch.arange(5).double().unsqueeze(1) * torch.tensor([1.0, 0.3, 0.1, 0.01]).double()
-    ops = TorchOps()
-    for _ in range(2):  # a second call with other angles must not reuse the first ones
-        cos, sin = angles.cos(), angles.sin()
-        turned = ops.rope(
-            q.clone(), k.clone(), cos.float() if dtype != "float64" else cos, sin.float() if dtype != "float64" else sin
-        )
-        for before, after in zip((q, k), turned, strict=True):
-            pairs = torch.complex(before.double()[..., :4], before.double()[..., 4:]) * torch.polar(
-                torch.ones_like(angles), angles
-            ).unsqueeze(1)
-            expected = torch.cat((pairs.real, pairs.imag), -1)
-            assert after.dtype == kind
-            assert (after.double() - expected).abs().max() < tolerance * 4
-        angles = angles * 2 + 1
-
-
-def test_a_wider_residual_stays_wide() -> None:
-    x = torch.randn(3, 16).bfloat16()
-    residual = torch.randn(3, 16)
-    normed, total = TorchOps().add_rms_norm(x, residual.clone(), torch.ones(16), 1e-6)
-    assert normed.dtype == torch.bfloat16
-    assert total.dtype == torch.float32
-    assert torch.equal(total, residual + x)
+def test_without_packing_the_plain_matrix_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = matrices((16,), 32, 8)[0].bfloat16()
+    x = matrices((3,), 32, 9)[0].bfloat16()
+    monkeypatch.setattr("tokloom.plugins.quant.weights.dense.method._pack", lambda weight: None)
+    linear = DenseWeights().finalize(desc((16,), 32, "bfloat16"), [{"weight": weight}], None)
+    assert torch.equal(linear.apply(x), torch.nn.functional.linear(x, weight))
