@@ -1,6 +1,5 @@
 """The kernel `cpu`, compiled and in torch operators, against the definition, and what it promises besides."""
 
-from collections.abc import Mapping
 from typing import cast
 
 import pytest
@@ -19,9 +18,9 @@ each_kernel = pytest.mark.parametrize(
     "kernel",
     [pytest.param(k, id=name, marks=() if name == "operators" else needs_compiled) for name, k in KERNELS.items()],
 )
-CHOICES = pairwise(GRID, 3, {"codec": "dense", "mask": "chain", "alibi": False})
-FAST: Mapping[str, object] = {"codec": "dense", "mask": "chain", "alibi": False, "dtype": "float32", "size": (64, 64)}
-CHOICES += pairwise(GRID, 4, FAST)
+CHOICES = pairwise(GRID, 3, {"mask": "chain", "alibi": False})
+for fast in ({"dtype": "float32", "codec": "dense"}, {"dtype": "bfloat16", "codec": "int8", "soft_cap": None}):
+    CHOICES += pairwise(GRID, 4, {"mask": "chain", "alibi": False, "size": (64, 64), **fast})
 SPANS = (Span(1, 130), Span(1, 16), Span(5, 40), Span(1, 1), Span(1, 1300), Span(3, 600))
 
 

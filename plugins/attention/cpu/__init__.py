@@ -34,7 +34,7 @@ OFFER: Offer[NoOptions, AttentionKernel] = Offer(
     capabilities=CAPABILITIES,
     factory=make,
     contract="0.1",
-    summary="compiled paged attention of single rows: decode and verify, dense pages",
+    summary="compiled paged attention of single rows: decode and verify, dense and int8 pages",
 )
 
 

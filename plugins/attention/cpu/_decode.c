@@ -1,4 +1,5 @@
-/* Paged attention of single query rows over float32 or bfloat16 keys and values.
+/* Paged attention of single query rows over keys and values in float32, bfloat16, or int8 with a float32 scale per token
+ * and head.
  *
  * A task is one query row, one key head (with the query heads that share it) and one run of at most SPLIT key slots,
  * so that long contexts spread over threads; runs begin at multiples of SPLIT whatever else is in the batch, and are
@@ -22,12 +23,15 @@
 #define MOST_FOLD 16
 #define MOST_HEAD 256
 
+enum { F32, BF16, I8 };
+
 typedef float vf __attribute__((vector_size(64), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
+typedef int8_t vb __attribute__((vector_size(16), aligned(1)));
 
 typedef struct {
-    int32_t rows, heads, fold, head_k, head_v, page_tokens, splits, split, table_width, bf16;
+    int32_t rows, heads, fold, head_k, head_v, page_tokens, splits, split, table_width, queries, keys; /* the last two: F32, BF16 or I8 */
     float scale, soft_cap;
     const int32_t *sequence; /* [rows] row of `tables` */
     const int32_t *lo, *hi;  /* [rows] visible slots */
@@ -39,18 +43,25 @@ typedef struct {
 typedef struct {
     const Plan *plan;
     const char *q, *k, *v;
+    const float *k_scale, *v_scale; /* for I8 */
     char *out;
     float *lse;                                     /* [rows, heads * fold] or NULL */
     int64_t q_row, k_page, k_token, k_head, v_page, v_token, v_head; /* strides, in elements */
+    int64_t scale_page, scale_token;                                 /* of both scales; heads are adjacent */
 } Run;
 
-INLINE vf load(const char *base, int64_t at, int bf16)
+INLINE vf load(const char *base, int64_t at, int kind)
 {
-    if (bf16) {
+    if (kind == BF16) {
         vh half;
         memcpy(&half, base + 2 * at, sizeof half);
         vi wide = __builtin_convertvector(half, vi) << 16;
         return (vf)wide;
+    }
+    if (kind == I8) {
+        vb codes;
+        memcpy(&codes, base + at, sizeof codes);
+        return __builtin_convertvector(codes, vf);
     }
     vf value;
     memcpy(&value, base + 4 * at, sizeof value);
@@ -86,7 +97,7 @@ INLINE vf vexp(vf x)
     return (vf)((vi)(p * (vf)power) & ~dead);
 }
 
-INLINE void attend(const Run *run, int task, int head_k, int head_v, int bf16)
+INLINE void attend(const Run *run, int task, int head_k, int head_v, int kind)
 {
     const Plan *plan = run->plan;
     int part = task % plan->splits, head = task / plan->splits % plan->heads, row = task / plan->splits / plan->heads;
@@ -104,7 +115,7 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int bf16)
     float scores[MOST_FOLD][CHUNK], top[MOST_FOLD], total[MOST_FOLD];
     for (int g = 0; g < fold; g++) {
         for (int d = 0; d < head_k; d += LANES) {
-            vf x = load(run->q, row * run->q_row + (int64_t)(head * fold + g) * head_k + d, bf16) * plan->scale;
+            vf x = load(run->q, row * run->q_row + (int64_t)(head * fold + g) * head_k + d, plan->queries) * plan->scale;
             memcpy(&q[g][d], &x, sizeof x);
         }
         memset(acc[g], 0, head_v * sizeof(float));
@@ -123,8 +134,10 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int bf16)
             }
             int64_t at = page * run->k_page + slot % page_tokens * run->k_token + head * run->k_head;
             vf key[MOST_HEAD / LANES];
+            float step = kind == I8 ? run->k_scale[page * run->scale_page + slot % page_tokens * run->scale_token + head]
+                                    : 1.0f;
             for (int d = 0; d < head_k; d += LANES)
-                key[d / LANES] = load(run->k, at + d, bf16);
+                key[d / LANES] = kind == I8 ? load(run->k, at + d, kind) * step : load(run->k, at + d, kind);
             for (int g = 0; g < fold; g++) {
                 vf dot = {0};
                 for (int d = 0; d < head_k; d += LANES) {
@@ -170,8 +183,10 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int bf16)
                 continue;
             int64_t at = page * run->v_page + slot % page_tokens * run->v_token + head * run->v_head;
             vf value[MOST_HEAD / LANES];
+            float step = kind == I8 ? run->v_scale[page * run->scale_page + slot % page_tokens * run->scale_token + head]
+                                    : 1.0f;
             for (int d = 0; d < head_v; d += LANES)
-                value[d / LANES] = load(run->v, at + d, bf16);
+                value[d / LANES] = kind == I8 ? load(run->v, at + d, kind) * step : load(run->v, at + d, kind);
             for (int g = 0; g < fold; g++) {
                 float weight = scores[g][t];
                 for (int d = 0; d < head_v; d += LANES) {
@@ -190,22 +205,23 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int bf16)
     }
 }
 
-CLONES static void attend_task(const Run *run, int task)
+INLINE void attend_kind(const Run *run, int task, int kind)
 {
     const Plan *plan = run->plan;
-    if (plan->bf16) {
-        if (plan->head_k == 64 && plan->head_v == 64)
-            attend(run, task, 64, 64, 1);
-        else if (plan->head_k == 128 && plan->head_v == 128)
-            attend(run, task, 128, 128, 1);
-        else
-            attend(run, task, plan->head_k, plan->head_v, 1);
-    } else {
-        if (plan->head_k == 64 && plan->head_v == 64)
-            attend(run, task, 64, 64, 0);
-        else
-            attend(run, task, plan->head_k, plan->head_v, 0);
-    }
+    if (plan->head_k == 64 && plan->head_v == 64)
+        attend(run, task, 64, 64, kind);
+    else
+        attend(run, task, plan->head_k, plan->head_v, kind);
+}
+
+CLONES static void attend_task(const Run *run, int task)
+{
+    if (run->plan->keys == BF16)
+        attend_kind(run, task, BF16);
+    else if (run->plan->keys == I8)
+        attend_kind(run, task, I8);
+    else
+        attend_kind(run, task, F32);
 }
 
 INLINE uint16_t to_bf16(float x)
@@ -240,7 +256,7 @@ static void merge(const Run *run, int row, int query)
     int64_t queries = (int64_t)plan->heads * plan->fold, at = (row * queries + query) * plan->head_v;
     float share = total > 0.0f ? 1.0f / total : 0.0f;
     for (int d = 0; d < plan->head_v; d++) {
-        if (plan->bf16)
+        if (plan->queries == BF16)
             ((uint16_t *)run->out)[at + d] = to_bf16(acc[d] * share);
         else
             ((float *)run->out)[at + d] = acc[d] * share;
@@ -276,18 +292,18 @@ static int integers(PyObject *const *args, Py_ssize_t count, int64_t *values)
 
 static void drop(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, "plan")); }
 
-/* plan(rows, heads, fold, head_k, head_v, page_tokens, splits, split, table_width, bf16,
+/* plan(rows, heads, fold, head_k, head_v, page_tokens, splits, split, table_width, queries, keys,
  *      sequence, lo, hi, tables, sinks, partial, scale, soft_cap) -> capsule; addresses are borrowed */
 static PyObject *make_plan(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    int64_t n[16];
-    if (count != 18) {
-        PyErr_SetString(PyExc_TypeError, "plan takes 18 arguments");
+    int64_t n[17];
+    if (count != 19) {
+        PyErr_SetString(PyExc_TypeError, "plan takes 19 arguments");
         return NULL;
     }
-    if (integers(args, 16, n))
+    if (integers(args, 17, n))
         return NULL;
-    double scale = PyFloat_AsDouble(args[16]), soft_cap = PyFloat_AsDouble(args[17]);
+    double scale = PyFloat_AsDouble(args[17]), soft_cap = PyFloat_AsDouble(args[18]);
     if (PyErr_Occurred())
         return NULL;
     if (n[2] > MOST_FOLD || n[3] > MOST_HEAD || n[4] > MOST_HEAD || n[3] % LANES || n[4] % LANES) {
@@ -300,29 +316,32 @@ static PyObject *make_plan(PyObject *self, PyObject *const *args, Py_ssize_t cou
     *plan = (Plan){
         .rows = (int32_t)n[0], .heads = (int32_t)n[1], .fold = (int32_t)n[2], .head_k = (int32_t)n[3],
         .head_v = (int32_t)n[4], .page_tokens = (int32_t)n[5], .splits = (int32_t)n[6], .split = (int32_t)n[7],
-        .table_width = (int32_t)n[8], .bf16 = (int32_t)n[9],
-        .sequence = (const int32_t *)n[10], .lo = (const int32_t *)n[11], .hi = (const int32_t *)n[12],
-        .tables = (const int32_t *)n[13], .sinks = (const float *)n[14], .partial = (float *)n[15],
+        .table_width = (int32_t)n[8], .queries = (int32_t)n[9],
+        .keys = (int32_t)n[10], .sequence = (const int32_t *)n[11], .lo = (const int32_t *)n[12],
+        .hi = (const int32_t *)n[13], .tables = (const int32_t *)n[14], .sinks = (const float *)n[15],
+        .partial = (float *)n[16],
         .scale = (float)scale, .soft_cap = (float)soft_cap,
     };
     return PyCapsule_New(plan, "plan", drop);
 }
 
-/* run(plan, threads, q, k, v, out, lse, q_row, k_page, k_token, k_head, v_page, v_token, v_head) */
+/* run(plan, threads, q, k, v, k_scale, v_scale, out, lse,
+ *     q_row, k_page, k_token, k_head, v_page, v_token, v_head, scale_page, scale_token) */
 static PyObject *do_run(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    int64_t n[13];
-    if (count != 14) {
-        PyErr_SetString(PyExc_TypeError, "run takes 14 arguments");
+    int64_t n[17];
+    if (count != 18) {
+        PyErr_SetString(PyExc_TypeError, "run takes 18 arguments");
         return NULL;
     }
     const Plan *plan = PyCapsule_GetPointer(args[0], "plan");
-    if (!plan || integers(args + 1, 13, n))
+    if (!plan || integers(args + 1, 17, n))
         return NULL;
     Run run = {
         .plan = plan, .q = (const char *)n[1], .k = (const char *)n[2], .v = (const char *)n[3],
-        .out = (char *)n[4], .lse = (float *)n[5], .q_row = n[6],
-        .k_page = n[7], .k_token = n[8], .k_head = n[9], .v_page = n[10], .v_token = n[11], .v_head = n[12],
+        .k_scale = (const float *)n[4], .v_scale = (const float *)n[5], .out = (char *)n[6], .lse = (float *)n[7],
+        .q_row = n[8], .k_page = n[9], .k_token = n[10], .k_head = n[11], .v_page = n[12], .v_token = n[13],
+        .v_head = n[14], .scale_page = n[15], .scale_token = n[16],
     };
     Py_BEGIN_ALLOW_THREADS
     execute(&run, (int)n[0]);

@@ -21,8 +21,9 @@ from tokloom.sdk import (
     Workspace,
 )
 
+_decode: Any
 try:
-    from tokloom.plugins.attention.cpu import _decode  # type: ignore[attr-defined]  # compiled at installation
+    from tokloom.plugins.attention.cpu import _decode  # type: ignore[attr-defined, no-redef]  # compiled at installation
 except ImportError:
     _decode = None
 
@@ -30,6 +31,13 @@ Ints = NDArray[np.int32]
 
 #: key slots of one task; fixed, so that no result depends on the batch or the number of threads
 SPLIT: Final = 512
+FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
+#: what is compiled, and the module's names for it
+QUERIES: Final = {"float32": 0, "bfloat16": 1}
+KEYS: Final = {**QUERIES, "int8": 2}
+#: multiplications below which one thread is as fast: waking another costs some ten microseconds, and far more on a
+#: machine with other work
+ALONE: Final = 1 << 19
 LANES: Final = 16
 MOST_FOLD: Final = 16
 MOST_HEAD: Final = 256
@@ -38,35 +46,41 @@ MOST_HEAD: Final = 256
 class CpuAttention:
     """One query row at a time over its pages, without gathering them; long rows in runs of `SPLIT` slots.
 
-    Compiled for dense pages of float32 or bfloat16, any page size, heads of a multiple of 16 up to 256 elements and at
-    most 16 query heads per key head; other float formats and sizes take torch operators, as all do without the compiled
-    module. Trees, ALiBi and attention that is not causal are left to other kernels.
+    Compiled for pages of float32, bfloat16 or int8, queries of float32 or bfloat16, any page size, heads of a multiple
+    of 16 up to 256 elements and at most 16 query heads per key head; other floats and sizes take torch operators, as do
+    all without the compiled module. Trees, ALiBi and attention that is not causal are left to other kernels.
     """
 
     def __init__(self, threads: int, *, compiled: bool = True) -> None:
         self._threads = threads
-        self._native = _decode if compiled else None
+        self._native: Any = _decode if compiled else None
 
     def accepts(self, spec: LayerSpec, format: KVFormat) -> Accepts | Unsupported:
         """See AttentionKernel."""
         p = spec.params
         if p.kv_heads < 1 or p.q_heads % p.kv_heads:
             return Unsupported(f"{p.q_heads} query heads are not a multiple of {p.kv_heads} key heads")
-        planes = {plane.name: plane for plane in format.planes}
         head = (format.page_tokens, p.kv_heads)
-        wanted = {"k": (*head, p.head_k), "v": (*head, p.head_v)}
-        if {name: plane.shape for name, plane in planes.items()} != wanted:
-            return Unsupported(f"pages of format {format.id}: it reads planes k {wanted['k']} and v {wanted['v']}")
-        dtypes = {plane.dtype for plane in planes.values()} | {spec.dtype}
-        if len(dtypes) > 1 or dtypes & {"int8", "uint8"}:
-            return Unsupported(f"queries of {spec.dtype} over pages of {planes['k'].dtype} and {planes['v'].dtype}")
-        return Accepts("" if self._compiled(p, spec.dtype) else "in torch operators")
+        wanted: dict[str, tuple[int, ...]] = {"k": (*head, p.head_k), "v": (*head, p.head_v)}
+        dtypes = {plane.name: plane.dtype for plane in format.planes}
+        kind = dtypes.get("k")
+        if kind == "int8":
+            wanted |= {"k_scale": head, "v_scale": head}
+            dtypes_ok = dtypes.get("k_scale") == dtypes.get("v_scale") == "float32"
+        else:
+            dtypes_ok = kind in FLOATS
+        if {plane.name: plane.shape for plane in format.planes} != wanted:
+            return Unsupported(f"pages of format {format.id}: it reads planes {wanted}")
+        if not dtypes_ok or dtypes["v"] != kind or spec.dtype not in FLOATS:
+            return Unsupported(f"queries of {spec.dtype} over planes of {dtypes}")
+        return Accepts("" if self._compiled(p, spec.dtype, str(kind)) else "in torch operators")
 
-    def _compiled(self, params: AttnParams, dtype: str) -> bool:
+    def _compiled(self, params: AttnParams, queries: str, keys: str) -> bool:
         sizes = (params.head_k, params.head_v)
         return (
             self._native is not None
-            and dtype in ("float32", "bfloat16")
+            and queries in QUERIES
+            and keys in KEYS
             and all(size % LANES == 0 and size <= MOST_HEAD for size in sizes)
             and params.q_heads // params.kv_heads <= MOST_FOLD
         )
@@ -91,10 +105,9 @@ class CpuAttention:
                 subject="attention.cpu",
                 remedy="Pass the plan that this kernel's plan() returned",
             )
-        k, v = pages.planes["k"], pages.planes["v"]
-        if self._native is None or not self._compiled(plan.params, str(q.dtype).removeprefix("torch.")):
+        if not self._compiled(plan.params, _name(q), _name(pages.planes["k"])):
             slots, visible = plan.slots(pages.format.page_tokens)
-            attend_rows(q, k, v, slots, visible, plan.params, plan.sinks, out, lse)
+            attend_rows(q, pages.planes, slots, visible, plan.params, plan.sinks, out, lse)
             return
         if q.stride(1) != q.shape[2] or q.stride(2) != 1:
             q = q.contiguous()
@@ -105,18 +118,25 @@ class CpuAttention:
             if lse is not None and sums is not None:
                 lse.copy_(sums)
             return
-        native = plan.native(self._native, k, v, q.dtype, pages.format.page_tokens)
+        native = plan.native(self._native, pages, q)
+        planes = pages.planes
+        scales = (planes["k_scale"].data_ptr(), planes["v_scale"].data_ptr()) if "k_scale" in planes else (0, 0)
         self._native.run(
             native,
-            self._threads,
+            self._threads if plan.work > ALONE else 1,
             q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
+            planes["k"].data_ptr(),
+            planes["v"].data_ptr(),
+            *scales,
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             q.stride(0),
             *plan.strides,
         )
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class CpuPlan(AttnPlan):
@@ -134,6 +154,7 @@ class CpuPlan(AttnPlan):
         "lo",
         "params",
         "strides",
+        "work",
     )
 
     def __init__(self, batch: AttnBatch, params: AttnParams, workspace: Workspace) -> None:
@@ -147,6 +168,7 @@ class CpuPlan(AttnPlan):
         low = np.zeros_like(self.hi) if params.window is None else np.maximum(positions + 1 - params.window - start, 0)
         self.lo: Ints = low.astype(np.int32)
         self._tables: Ints = np.ascontiguousarray(batch.tables.numpy(), dtype=np.int32)
+        self.work = int(np.maximum(self.hi - self.lo, 0).sum()) * params.q_heads * (params.head_k + params.head_v)
         self._workspace = workspace
         self._sinks = np.array(params.sinks if batch.sinks_here else (), dtype=np.float32)
         self._splits = max(1, -(-int(self.hi.max(initial=0)) // SPLIT))
@@ -170,24 +192,25 @@ class CpuPlan(AttnPlan):
         addresses = np.where(visible, pages * page_tokens + slots % page_tokens, 0)
         return torch.from_numpy(addresses), torch.from_numpy(visible)
 
-    def native(self, module: Any, k: Tensor, v: Tensor, dtype: torch.dtype, page_tokens: int) -> Any:
+    def native(self, module: Any, pages: Pages, q: Tensor) -> Any:
         """The plan as the compiled module reads it; made at the first layer, since pages tell their strides."""
         if self._native is None:
-            p = self.params
-            size = len(self.hi) * p.q_heads * self._splits * (p.head_v + 2) * 4
-            self._partial = self._workspace.take(size)
-            self.strides = (*k.stride()[:3], *v.stride()[:3])
+            p, planes = self.params, pages.planes
+            self._partial = self._workspace.take(len(self.hi) * p.q_heads * self._splits * (p.head_v + 2) * 4)
+            scale = planes["k_scale"].stride()[:2] if "k_scale" in planes else (0, 0)
+            self.strides = (*planes["k"].stride()[:3], *planes["v"].stride()[:3], *scale)
             self._native = module.plan(
                 len(self.hi),
                 p.kv_heads,
                 p.q_heads // p.kv_heads,
                 p.head_k,
                 p.head_v,
-                page_tokens,
+                pages.format.page_tokens,
                 self._splits,
                 SPLIT,
                 self._tables.shape[1],
-                dtype == torch.bfloat16,
+                QUERIES[_name(q)],
+                KEYS[_name(planes["k"])],
                 self._sequence.ctypes.data,
                 self.lo.ctypes.data,
                 self.hi.ctypes.data,

@@ -1,5 +1,7 @@
 """The same attention in torch operators: for dtypes and head sizes that are not compiled, or where nothing is."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,7 @@ ELEMENTS = 4 << 20
 
 def attend_rows(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    planes: Mapping[str, Tensor],
     slots: Tensor,
     visible: Tensor,
     params: AttnParams,
@@ -20,22 +21,28 @@ def attend_rows(
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    """Attend with rows `q` `[R, q_heads, head_k]` to the tokens at `slots` `[R, L]` of the planes where `visible`."""
+    """Attend with rows `q` `[R, q_heads, head_k]` to the tokens at `slots` `[R, L]` where `visible`."""
     height = max(1, ELEMENTS // max(1, slots.shape[1] * params.kv_heads * max(params.head_k, params.head_v)))
     for low in range(0, len(slots), height):
         part = slice(low, low + height)
-        result, sums = _attend(q[part], k, v, slots[part], visible[part], params, sinks)
+        result, sums = _attend(q[part], planes, slots[part], visible[part], params, sinks)
         out[part] = result
         if lse is not None:
             lse[part] = sums
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, visible: Tensor, params: AttnParams, sinks: Tensor | None
+    q: Tensor,
+    planes: Mapping[str, Tensor],
+    slots: Tensor,
+    visible: Tensor,
+    params: AttnParams,
+    sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    page, offset, seen = slots // k.shape[1], slots % k.shape[1], visible[:, :, None, None]
-    keys, values = (torch.where(seen, plane[page, offset].to(wide), 0.0) for plane in (k, v))
+    size = planes["k"].shape[1]
+    page, offset = slots // size, slots % size
+    keys, values = (_gather(planes, name, page, offset, visible, wide) for name in ("k", "v"))
     grouped = q.to(wide).view(len(q), params.kv_heads, -1, params.head_k)
     scores = torch.einsum("rhgd,rlhd->rhgl", grouped, keys) * params.scale
     if params.soft_cap is not None:
@@ -47,3 +54,13 @@ def _attend(
     weights = torch.exp(scores - torch.where(torch.isinf(total), torch.zeros_like(total), total).unsqueeze(-1))
     mixed = torch.einsum("rhgl,rlhd->rhgd", weights, values)
     return mixed.flatten(1, 2).to(q.dtype), total.flatten(1)
+
+
+def _gather(
+    planes: Mapping[str, Tensor], name: str, page: Tensor, offset: Tensor, visible: Tensor, dtype: torch.dtype
+) -> Tensor:
+    taken = planes[name][page, offset]
+    scales = planes.get(f"{name}_scale")
+    if scales is not None:  # in float32 whatever the queries are: exactly the values of the codec's reader
+        taken = taken.float() * scales[page, offset].unsqueeze(-1)
+    return torch.where(visible[:, :, None, None], taken.to(dtype), 0.0)
