@@ -250,6 +250,8 @@ class Composer:
         note("dtype", spec.dtype, str(place("model.dtype")) if self.profile.model.dtype else "the checkpoint's own")
         longest = self.profile.engine.max_model_tokens
         by = str(place("engine.max_model_tokens")) if longest else f"model context {spec.max_tokens}"
+        if not longest and settings.max_model_tokens < spec.max_tokens:
+            by = f"auto: the core's limit; model context {spec.max_tokens}"
         note("max_model_tokens", settings.max_model_tokens, by)
         if settings.max_sequences < self.profile.engine.max_sequences:
             note("max_sequences", settings.max_sequences, "limited by engine.max_batch_tokens: one row each")
