@@ -47,6 +47,14 @@ def ask(part: AnyPart, what: str, question: Callable[[], T]) -> T:
         ) from error
 
 
+def expect(part: AnyPart, what: str, value: object, kind: type[T]) -> T:
+    """The value if it is what the contract says; else a PluginFault."""
+    if not isinstance(value, kind):
+        text = f"{what} gave {type(value).__name__}, expected {kind.__name__}"
+        raise PluginFault(text, subject=part.id, remedy=f"Report it to the authors of {part.distribution}")
+    return value
+
+
 class Builder:
     """Makes plugins of one profile. Everything it made is closed by `close`, the last first."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from tokloom.core.catalog import Catalog
-from tokloom.core.compose.builder import AnyPart, Builder, ask
+from tokloom.core.compose.builder import AnyPart, Builder, ask, expect
 from tokloom.core.compose.explain import Explanation
 from tokloom.core.compose.memory import Budget, plan_memory
 from tokloom.core.compose.negotiate import Formats, build_groups, negotiate
@@ -170,7 +170,8 @@ class Composer:
         try:
             made = self._builder.make(section, "speculator", context)
             part = made.part
-            needs = ask(part, "needs", lambda: part.plugin.needs(base.settings.page_tokens))
+            answer = ask(part, "needs", lambda: part.plugin.needs(base.settings.page_tokens))
+            needs = expect(part, "needs", answer, SpecNeeds)
             check_speculator(part, needs, base.decode, base.prefill, base.codec, base.settings, base.spec, base.caps)
             both = build_groups(base.spec, base.formats, needs, base.residual)
             check_groups(allocator, caps, both, base.codec.id)

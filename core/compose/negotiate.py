@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from tokloom.core.compose.builder import ask
+from tokloom.core.compose.builder import ask, expect
 from tokloom.core.composition import Part
 from tokloom.sdk import (
     Accepts,
@@ -100,17 +100,12 @@ def _offered(codec: Part[KVCodec, CodecCaps], layer: LayerSpec, page_tokens: int
     """The codec's layouts, all of the page size that was asked for."""
     offered = ask(codec, "formats", lambda: tuple(codec.plugin.formats(layer, page_tokens)))
     for pair in offered:
-        if not isinstance(pair, FormatPair):
-            raise _fault(codec, f"formats gave {type(pair).__name__}, expected FormatPair")
+        expect(codec, "formats", pair, FormatPair)
         for format in (pair.main, pair.open):
             if format is not None and format.page_tokens != page_tokens:
                 text = f"formats gave {format.id} with pages of {format.page_tokens} where {page_tokens} were asked for"
-                raise _fault(codec, text)
+                raise PluginFault(text, subject=codec.id, remedy=f"Report it to the authors of {codec.distribution}")
     return offered
-
-
-def _fault(part: Part[Any, Any], message: str) -> PluginFault:
-    return PluginFault(message, subject=part.id, remedy=f"Report it to the authors of {part.distribution}")
 
 
 def _ask(kernel: KernelPart, layer: LayerSpec, format: KVFormat) -> Accepts | Unsupported:

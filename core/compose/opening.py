@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tokloom.core.compose.builder import Builder, Made, ask
+from tokloom.core.compose.builder import Builder, Made, ask, expect
 from tokloom.core.context import EngineContext
 from tokloom.core.profile import PluginSection, Problem, Profile, ProfileProblems
 from tokloom.core.profile.errors import Place
 from tokloom.core.profile.tree import Node
-from tokloom.sdk import Model, ModelCaps, ModelSource, TokloomError
+from tokloom.sdk import Model, ModelCaps, ModelSource, ModelSpec, TokloomError
 
 
 def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tuple[ModelCaps, Model]:
@@ -26,6 +26,7 @@ def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tu
     builder.keep(made)
     family = made.part.plugin
     model: Model = ask(made.part, "open", lambda: family.open(source))
+    expect(made.part, "spec", ask(made.part, "spec", lambda: model.spec), ModelSpec)
     return made.part.caps, model
 
 

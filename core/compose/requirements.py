@@ -126,7 +126,7 @@ def _check_features(
 
 def check_weights(part: Part[WeightMethod, WeightCaps], spec: ModelSpec) -> None:
     """Whether the weight method reads the checkpoint."""
-    if ask(part, "claim", lambda: part.plugin.claim(spec.checkpoint)) <= 0:
+    if ask(part, "claim", lambda: int(part.plugin.claim(spec.checkpoint))) <= 0:
         declared = spec.checkpoint.quant_method or "none"
         raise _refuse(part.id, f"it cannot read this checkpoint (quantisation: {declared})", "Choose other weights")
 

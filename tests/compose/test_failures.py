@@ -14,6 +14,7 @@ from compose_parts import (
     offer,
     raising,
     refusal,
+    speculator,
     tier,
 )
 
@@ -30,6 +31,7 @@ from tokloom.sdk import (
     PluginFault,
     SchedulerCaps,
     TokloomError,
+    WeightCaps,
 )
 
 BAD = ValueError("broken inside")
@@ -234,6 +236,29 @@ def test_an_open_that_raises_is_a_fault_of_the_family() -> None:
 
     error = refusal(offer("model", "bad", ModelCaps(), make), model={"path": "inline", "plugin": "bad"})
     assert (error.subject, error.message) == ("model.bad", "open raised IndexError: no layers")
+
+
+def test_answers_of_wrong_types_are_faults() -> None:
+    def make(options: Any, context: Context) -> Any:
+        made = model([layer(0)]).factory(options, context)
+        made.open = lambda source: object() if source.dtype else None
+        return made
+
+    bad = offer("model", "bad", ModelCaps(), make)
+    error = refusal(bad, model={"path": "inline", "plugin": "bad"}, kind=PluginFault)
+    assert (error.subject, error.message[:27]) == ("model.bad", "spec raised AttributeError:")
+    error = refusal(speculator("s", lambda page: None), speculation="s", kind=PluginFault)  # type: ignore[arg-type,return-value]
+    assert (error.subject, error.message) == ("speculator.s", "needs gave NoneType, expected SpecNeeds")
+    unsure = offer("weights", "unsure", WeightCaps(), lambda options, context: Unsure())
+    error = refusal(unsure, weights="unsure", kind=PluginFault)
+    assert (error.subject, error.message[:23]) == ("weights.unsure", "claim raised TypeError:")
+
+
+class Unsure:
+    """A weight method that gives no score."""
+
+    def claim(self, checkpoint: object) -> None:
+        return None
 
 
 def test_a_context_longer_than_the_models_is_refused_with_both_numbers() -> None:
