@@ -98,6 +98,19 @@ def test_open_pages_need_a_kernel_that_accepts_them_too() -> None:
     assert "attention.k refuses open-" in error.message
 
 
+def test_a_codec_may_seal_some_layers_and_not_others() -> None:
+    def formats(spec: LayerSpec, page: int) -> list[FormatPair]:
+        opened = plain_format(spec, page, "open") if spec.params.window is None else None
+        return [FormatPair(plain_format(spec, page, "sealed"), opened)]
+
+    mixed = codec("c", formats, residual=5, seals=True)
+    made = compose(model([layer(0), layer(1, window=8)]), mixed, only("sealed", "open"), **PLAIN)
+    full, window = made.composition.layout.groups
+    assert (full.open is not None, full.residual_tokens) == (True, 5)
+    assert (window.open is not None, window.residual_tokens) == (False, 0)
+    assert made.composition.layout.open_pages[1] == 0 < made.composition.layout.open_pages[0]
+
+
 def test_dtypes_and_head_sizes_are_negotiated_layer_by_layer() -> None:
     def accepts(spec: LayerSpec, format: KVFormat) -> Accepts | Unsupported:
         return Accepts() if spec.params.head_k <= 16 else Unsupported(f"heads of {spec.params.head_k}")
