@@ -42,8 +42,11 @@ class EngineContext:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._woken = threading.Event()
 
-    def bind_model(self, model: ModelSpec) -> None:
+    def bind_model(self, model: ModelSpec, limits: Limits) -> None:
+        """The model is open: its dtype and the limits that follow from it replace what the profile says."""
         self._model = model
+        self._dtype = model.dtype
+        self._limits = limits
 
     def bind_layout(self, layout: KVLayout) -> None:
         self._layout = layout

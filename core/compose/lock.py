@@ -1,4 +1,7 @@
-"""Locks: what a composition was made of, so that a later start can refuse anything else."""
+"""Locks: what a composition was made of, so that a later start can refuse anything else.
+
+What a profile leaves to `auto` is locked as `auto`: the same lock holds on a machine with more memory or processors.
+"""
 
 import hashlib
 import json
@@ -9,18 +12,28 @@ from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
+import attrs
+
 from tokloom.core.compose.composer import Composer
 from tokloom.core.composition import Composition
-from tokloom.sdk import ProfileError
+from tokloom.core.profile import EngineSection
+from tokloom.core.profile.types import AutoByteSize, AutoInt
+from tokloom.sdk import KVGroup, ProfileError
 
 _VERSION = 1
 
 
 def make_lock(composer: Composer, composition: Composition) -> str:
-    """TOML text: options, distributions with versions and hashes, contract versions, model digest."""
-    lines = [f"lock = {_VERSION}", "", "[model]", f"name = {_quote(composition.model.spec.name)}"]
-    lines += [f"digest = {_quote(composition.model.spec.digest)}", "", "[namespace]"]
-    lines += [f"digest = {_quote(composition.layout.namespace.hex())}"]
+    """TOML text: engine settings, KV groups, options, distributions with versions and hashes, contract versions, model
+    digest.
+    """
+    spec = composition.model.spec
+    lines = [f"lock = {_VERSION}", "", "[model]", f"name = {_quote(spec.name)}", f"digest = {_quote(spec.digest)}"]
+    lines += [f"dtype = {_quote(spec.dtype)}", "", "[namespace]"]
+    lines += [f"digest = {_quote(composition.layout.namespace.hex())}", "", "[engine]"]
+    lines += _engine(composer.profile.engine)
+    for group in composition.layout.groups:
+        lines += ["", f"[group.{group.id}]", *_group(group)]
     for choice in sorted(composer.explanation.choices, key=lambda choice: choice.section):
         lines += ["", f"[plugin.{_quote(choice.section)}]", f"kind = {_quote(choice.kind)}"]
         lines += [f"name = {_quote(choice.plugin)}", f"distribution = {_quote(choice.distribution)}"]
@@ -30,6 +43,30 @@ def make_lock(composer: Composer, composition: Composition) -> str:
         version, digest = _distribution(name)
         lines += ["", f"[distribution.{_quote(name)}]", f"version = {_quote(version)}", f"hash = {_quote(digest)}"]
     return "\n".join(lines) + "\n"
+
+
+def _engine(section: EngineSection) -> list[str]:
+    """The section as the profile has it."""
+    lines = []
+    for field in attrs.fields(EngineSection):
+        value = getattr(section, field.name)
+        auto = field.type in (AutoInt, AutoByteSize) and not value
+        lines.append(f"{field.name} = {_quote('auto') if auto else _quote(value)}")
+    return lines
+
+
+def _group(group: KVGroup) -> list[str]:
+    opened = group.open.id if group.open is not None else ""
+    return [
+        f"owner = {_quote(group.owner)}",
+        f"layers = {_quote(list(group.layers))}",
+        f"format = {_quote(group.main.id)}",
+        f"open_format = {_quote(opened)}",
+        f"page_tokens = {group.page_tokens}",
+        f"window = {group.window or 0}",
+        f"key_lookahead = {group.key_lookahead}",
+        f"residual_tokens = {group.residual_tokens}",
+    ]
 
 
 def check_lock(text: str, composer: Composer, composition: Composition, source: str) -> list[str]:
@@ -88,5 +125,6 @@ def _hash_sources(digest: "hashlib._Hash", root: Path) -> None:
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text)  # a JSON string is a TOML basic string
+def _quote(value: str | int | list[int]) -> str:
+    """As TOML: JSON's texts, integers and arrays are TOML's, but for DEL and for pairs of surrogates."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -25,10 +25,11 @@ def plan_memory(
 ) -> Budget:
     """Pages for `wanted` bytes; 0 means as much as useful within half of what the weights leave.
 
-    Raises CompositionError if not even one longest sequence's page per group fits.
+    Raises CompositionError if not even two pages of one sequence fit in every group.
     """
     most = settings.max_sequences * (settings.max_model_tokens + settings.max_draft_tokens + settings.page_tokens)
     limit = wanted or max(0, int((device_bytes - weight_bytes) * (1 - HEADROOM)))
+    origin = "" if wanted else f" (auto: half of what weights of {weight_bytes} leave of {device_bytes})"
     low, high = 0, most
     while low < high:  # the largest token count whose pools fit
         middle = (low + high + 1) // 2
@@ -39,7 +40,8 @@ def plan_memory(
     least = min(settings.max_model_tokens, 2 * settings.page_tokens)
     if low < least:
         raise CompositionError(
-            f"{limit} bytes hold {low} tokens of KV; pools for {least} tokens need {_bytes(groups, settings, least)}",
+            f"{limit} bytes{origin} hold {low} tokens of KV; pools for {least} tokens need "
+            f"{_bytes(groups, settings, least)}",
             subject="engine.kv_memory",
             remedy="Raise engine.kv_memory, or lower max_sequences or max_batch_tokens",
         )

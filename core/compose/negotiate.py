@@ -4,6 +4,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from tokloom.core.compose.builder import ask, expect
 from tokloom.core.composition import Part
 from tokloom.sdk import (
     Accepts,
@@ -17,6 +18,7 @@ from tokloom.sdk import (
     KVGroup,
     LayerSpec,
     ModelSpec,
+    PluginFault,
     SpecNeeds,
     Unsupported,
 )
@@ -55,39 +57,59 @@ def _pair(
     kernels: list[KernelPart],
     notes: dict[str, str],
 ) -> FormatPair:
+    _check_kernels_have(layer, kernels)
     refusals: list[str] = []
-    for kernel in kernels:
-        missing = _missing_features(layer, kernel)
-        if missing:
-            refusals.append(f"{kernel.id} lacks {', '.join(missing)}")
-    offered = codec.plugin.formats(layer, page_tokens) if not refusals else ()
-    for pair in offered:
-        accepted = []
-        for format in (pair.main, pair.open):
-            for kernel in kernels if format is not None else ():
-                assert format is not None
-                answer = _ask(kernel, layer, format)
-                if isinstance(answer, Unsupported):
-                    refusals.append(f"{kernel.id} refuses {format.id}: {answer.reason}")
-                else:
-                    accepted.append(f"{kernel.id}" + (f" ({answer.note})" if answer.note else ""))
-        if not refusals:
+    for pair in _offered(codec, layer, page_tokens):
+        formats = [format for format in (pair.main, pair.open) if format is not None]
+        answers = [(kernel, format, _ask(kernel, layer, format)) for format in formats for kernel in kernels]
+        against = [
+            f"{kernel.id} refuses {format.id}: {answer.reason}"
+            for kernel, format, answer in answers
+            if isinstance(answer, Unsupported)
+        ]
+        if not against:
+            accepted = [
+                f"{kernel.id} ({answer.note})" if isinstance(answer, Accepts) and answer.note else kernel.id
+                for kernel, _, answer in answers
+            ]
             notes.setdefault(pair.main.id, f"{codec.id}'s choice, accepted by {', '.join(dict.fromkeys(accepted))}")
             return pair
-        if pair is not offered[-1]:
-            notes.setdefault(f"not {pair.main.id}", "; ".join(refusals))
-            refusals = []
-    if not refusals:
-        refusals.append(f"{codec.id} has no format for it")
+        notes.setdefault(f"not {pair.main.id}", "; ".join(against))
+        refusals += against
+    reasons = "; ".join(dict.fromkeys(refusals)) or f"{codec.id} has none for it"
     raise CompositionError(
-        f"layer {layer.layer} finds no KV format with pages of {page_tokens}: {'; '.join(refusals)}",
+        f"layer {layer.layer} finds no KV format with pages of {page_tokens}: {reasons}",
         subject=f"{codec.id} with {', '.join(kernel.id for kernel in kernels)}",
-        remedy="Choose another codec, kernel or engine.page_tokens",
+        remedy=f"Choose another {'codec, kernel' if refusals else 'codec'} or engine.page_tokens",
     )
 
 
+def _check_kernels_have(layer: LayerSpec, kernels: list[KernelPart]) -> None:
+    """Refuse kernels that do not declare what the layer's parameters need."""
+    lacking = [(kernel, missing) for kernel in kernels if (missing := _missing_features(layer, kernel))]
+    if lacking:
+        raise CompositionError(
+            f"layer {layer.layer} cannot be run: "
+            + "; ".join(f"{kernel.id} lacks {', '.join(missing)}" for kernel, missing in lacking),
+            subject=", ".join(kernel.id for kernel, _ in lacking),
+            remedy="Choose another attention kernel",
+        )
+
+
+def _offered(codec: Part[KVCodec, CodecCaps], layer: LayerSpec, page_tokens: int) -> tuple[FormatPair, ...]:
+    """The codec's layouts, all of the page size that was asked for."""
+    offered = ask(codec, "formats", lambda: tuple(codec.plugin.formats(layer, page_tokens)))
+    for pair in offered:
+        expect(codec, "formats", pair, FormatPair)
+        for format in (pair.main, pair.open):
+            if format is not None and format.page_tokens != page_tokens:
+                text = f"formats gave {format.id} with pages of {format.page_tokens} where {page_tokens} were asked for"
+                raise PluginFault(text, subject=codec.id, remedy=f"Report it to the authors of {codec.distribution}")
+    return offered
+
+
 def _ask(kernel: KernelPart, layer: LayerSpec, format: KVFormat) -> Accepts | Unsupported:
-    answer = kernel.plugin.accepts(layer, format)
+    answer = ask(kernel, "accepts", lambda: kernel.plugin.accepts(layer, format))
     if not isinstance(answer, (Accepts, Unsupported)):
         return Unsupported(f"accepts returned {type(answer).__name__}, expected Accepts or Unsupported")
     return answer

@@ -1,10 +1,15 @@
 """Problems of a profile, each pointing at its source, rendered the way compilers do."""
 
+import unicodedata
 from collections.abc import Sequence
+from typing import Final
 
 from attrs import evolve, frozen
 
 from tokloom.sdk import ProfileError
+
+#: characters of a source line that an error shows
+LONGEST_LINE: Final = 160
 
 
 @frozen
@@ -51,10 +56,11 @@ class Problem:
             number = str(place.line)
             gutter = " " * len(number)
             lines.append(f"{gutter}--> {place.source}:{place.line}:{column}")
+            text, column, width = _clip(place.text, column, width)
             lines.append(f"{gutter} |")
-            lines.append(f"{number} | {place.text}")
+            lines.append(f"{number} | {text}")
             inside = f" in `{self.key}`" if self.key else ""
-            lines.append(f"{gutter} | {_indent(place.text, column)}{'^' * max(1, width)}{inside}")
+            lines.append(f"{gutter} | {_carets(text, column, width)}{inside}")
         else:
             lines.append(f" --> {place.source}" + (f", in `{self.key}`" if self.key else ""))
         if self.help:
@@ -62,9 +68,31 @@ class Problem:
         return "\n".join(lines)
 
 
-def _indent(text: str, column: int) -> str:
-    """What stands under the text before a column: tabs stay tabs, so that the caret is where the reader sees it."""
-    return "".join("\t" if character == "\t" else " " for character in text[: column - 1].ljust(column - 1))
+def _clip(text: str, column: int, width: int) -> tuple[str, int, int]:
+    """A piece of a long line around a column; the column and how much of the width is within it."""
+    if len(text) <= LONGEST_LINE:
+        return text, column, width
+    start = max(0, column - 1 - LONGEST_LINE // 2)
+    head = "..." if start else ""
+    tail = "..." if start + LONGEST_LINE < len(text) else ""
+    width = min(width, start + LONGEST_LINE - column + 1)
+    return f"{head}{text[start : start + LONGEST_LINE]}{tail}", column - start + len(head), width
+
+
+def _carets(text: str, column: int, width: int) -> str:
+    """What goes below `text` so that a terminal shows carets below `width` characters from `column` on: tabs stay
+    tabs, wide characters count twice.
+    """
+    before = text[: column - 1].ljust(column - 1)
+    lead = "".join("\t" if character == "\t" else " " * _columns(character) for character in before)
+    return lead + "^" * max(1, sum(_columns(character) for character in text[column - 1 : column - 1 + width]))
+
+
+def _columns(character: str) -> int:
+    """Terminal columns of a character."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def _redacted(problems: Sequence[Problem]) -> tuple[Problem, ...]:

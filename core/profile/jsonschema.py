@@ -12,6 +12,8 @@ from tokloom.core.profile.types import AutoByteSize, AutoInt, ByteSize, Secret
 from tokloom.sdk import CompositionError
 
 Schema = dict[str, Any]
+#: kinds whose plugins may be left out
+LEFT_OUT_KINDS = ("speculator", "connector", "observer", "logits")
 _SIZE: Schema = {"type": ["integer", "string"], "description": "Bytes, or text such as 512MiB."}
 
 
@@ -81,7 +83,7 @@ def profile_schema(catalog: Catalog | None = None) -> Schema:
             "properties": {
                 "plugin": plugin,
                 "options": {"type": "object"},
-                "on_unsupported": {"enum": ["error", "fallback"]},
+                "on_unsupported": {"enum": ["error", "fallback"] if kind in LEFT_OUT_KINDS else ["error"]},
             },
             "additionalProperties": False,
         }

@@ -1,11 +1,14 @@
 """Trees of values in which every value remembers where it was written, and how trees merge."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from attrs import define, field
 
 from tokloom.core.profile.errors import Place
 
+#: tables and arrays inside each other; more is a mistake, and would exhaust the stack
+MAX_DEPTH: Final = 64
 Scalar = object
 Plain = object
 
@@ -62,8 +65,8 @@ class Positions:
 
 
 def is_index(step: str) -> bool:
-    """Whether a step of a dotted path is the number of an item."""
-    return step.isascii() and step.isdigit()
+    """Whether a step of a dotted path is the number of an item, as numbers are written."""
+    return step.isascii() and step.isdigit() and len(step) < 10 and (step == "0" or step[0] != "0")
 
 
 def depth(value: Plain) -> int:

@@ -178,7 +178,8 @@ def test_extends_cannot_come_from_an_override(tmp_path: Path) -> None:
 def test_a_base_that_cannot_be_read_is_a_problem_of_the_line_that_names_it(tmp_path: Path, path: str) -> None:
     (problem,) = problems(tmp_path, f'schema = 1\nextends = "{path}"\n')
     assert (problem.place.line, problem.key) == (2, "extends")
-    assert marked(problem) == f'"{path}"'
+    assert f'"{path}"'.startswith(marked(problem))
+    assert len(marked(problem)) > min(len(path), 70)
 
 
 def test_an_unknown_builtin_is_answered_with_the_nearest_one(tmp_path: Path) -> None:

@@ -58,12 +58,12 @@ def test_arrays_replace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "over",
-    ['scheduler = "b"', '[scheduler]\nplugin = "b"', 'scheduler.plugin = "b"', 'scheduler = { plugin = "b" }'],
+    ['speculation = "b"', '[speculation]\nplugin = "b"', 'speculation.plugin = "b"', 'speculation = { plugin = "b" }'],
 )
 def test_changing_the_plugin_drops_inherited_options_and_nothing_else(tmp_path: Path, over: str) -> None:
-    base = '[scheduler]\nplugin = "a"\noptions = { x = 1 }\non_unsupported = "fallback"\n'
+    base = '[speculation]\nplugin = "a"\noptions = { x = 1 }\non_unsupported = "fallback"\n'
     write(tmp_path, f"schema = 1\n{base}", "base.toml")
-    section = load(tmp_path, f'extends = "base.toml"\n{over}\n').sections["scheduler"]
+    section = load(tmp_path, f'extends = "base.toml"\n{over}\n').sections["speculation"]
     assert (section.plugin, section.options.plain(), section.on_unsupported) == ("b", {}, "fallback")
 
 
@@ -145,9 +145,9 @@ def test_overrides_reach_into_arrays_of_tables(tmp_path: Path) -> None:
     assert str(profile.place("kv.tiers.0.options.capacity")) == "--set kv.tiers.0.options.capacity=2GiB"
 
 
-@pytest.mark.parametrize("step", ["2", "-1", "²", "x", "00000000002"])
+@pytest.mark.parametrize("step", ["3", "-1", "²", "x", "00", "00000000002", "9" * 5000])
 def test_an_override_of_a_missing_item_is_an_error(tmp_path: Path, step: str) -> None:
-    with pytest.raises(ProfileProblems, match=f"there is no item '{step}' of 2"):
+    with pytest.raises(ProfileProblems, match=f"there is no item '{step[:80]}' of 2"):
         load(tmp_path, 'kv.tiers = ["a", "b"]\n', sets=[f"kv.tiers.{step}.plugin=x"])
 
 
