@@ -309,10 +309,13 @@ class Runner:
     def _ingest(
         self, spans: Sequence[Span], step: StepRows, results: Sequence[SpanResult], hidden: Hidden
     ) -> IngestBatch | None:
-        """The rows that stand, for the speculator."""
+        """The rows that stand, for the speculator. A span that was launched before the host knew that its sequence had
+        ended may have a row behind the last token: that row is none.
+        """
         if not self._host_ingest and self.on_device is None:
             return None
         counts = np.array([result.rows for result in results], dtype=np.int64)
+        counts = np.minimum(counts, self.rows.length[step.rows] - step.start)
         indptr = np.zeros(len(spans) + 1, dtype=np.int32)
         np.cumsum(counts, out=indptr[1:])
         flat = np.repeat(step.rows, counts)
@@ -325,19 +328,21 @@ class Runner:
             ids=self.rows.tokens[flat, positions],
             next_ids=after,
             positions=positions,
-            features=self._standing_features(step, results, hidden),
+            features=self._standing_features(step, results, counts, hidden),
             pages={group.id: self._draft_pages(group.id, step.rows, flat, positions) for group in self._draft_groups},
         )
 
-    def _standing_features(self, step: StepRows, results: Sequence[SpanResult], hidden: Hidden) -> dict[int, Tensor]:
+    def _standing_features(
+        self, step: StepRows, results: Sequence[SpanResult], counts: NDArray[np.int64], hidden: Hidden
+    ) -> dict[int, Tensor]:
         if not self._features:
             return {}
         rows: list[int] = []
         for b, result in enumerate(results):
             first = int(step.indptr[b])
             fixed = int(step.counts[b]) - len(step.drafts[b].tokens)
-            rows += range(first, first + fixed)
-            rows += [first + fixed + node for node in result.accepted]
+            standing = [*range(first, first + fixed), *(first + fixed + node for node in result.accepted)]
+            rows += standing[: counts[b]]
         index = self._device.upload(np.array(rows, dtype=np.int64))
         return {layer: feature[index] for layer, feature in hidden.features.items()}
 

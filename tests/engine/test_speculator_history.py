@@ -64,3 +64,16 @@ def test_children_have_draft_kv_of_their_own_first_token(length: int, model: str
     assert world.composition.speculator.plugin.checked > 0  # type: ignore[union-attr]
     assert not speculator_faults(world)
     world.finish()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("speculator", ["on-device", "featured-on-device"])
+def test_a_row_behind_the_end_is_not_history(speculator: str, seed: int) -> None:
+    """At depth 1 a grammar ends a sequence on the device while its next span is already planned."""
+    world = told(speculator, seed, depth=1)
+    world.run(
+        request("a", PROMPT[:2], max_tokens=9, grammar=("parity", str(seed % 7))),
+        request("b", PROMPT[:5], max_tokens=9, grammar=("parity", str(seed % 7))),
+    )
+    assert not speculator_faults(world)
+    world.finish()
