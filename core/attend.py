@@ -85,6 +85,7 @@ class Attend:
         self._rows = rows
         self._decode = composition.decode
         self._prefill = composition.prefill
+        self._verify = composition.verify
         self._one_kernel = composition.decode.plugin is composition.prefill.plugin and composition.decode.caps.mixed
         self._groups = [group for group in composition.layout.groups if group.owner == "model"]
         self._layers = self._bind_layers(pools)
@@ -161,10 +162,9 @@ class Attend:
     def _split(self, step: StepRows) -> list[tuple[AttentionKernel, int, int]]:
         if self._one_kernel:
             return [(self._decode.plugin, 0, step.size)]
-        verify_on_decode = "verify" in self._decode.caps.phases
         middle = step.num_decode + step.num_verify
         cuts = [(self._decode, 0, step.num_decode)]
-        cuts.append((self._decode if verify_on_decode else self._prefill, step.num_decode, middle))
+        cuts.append((self._verify, step.num_decode, middle))
         cuts.append((self._prefill, middle, step.size))
         return [(part.plugin, first, last) for part, first, last in cuts if last > first]
 

@@ -126,3 +126,19 @@ class Composition:
     observers: tuple[Part[Observer, ObserverCaps], ...] = ()
     processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     grammars: Mapping[str, GrammarFactory] = field(factory=dict)
+
+    @property
+    def verify(self) -> Part[AttentionKernel, AttentionCaps]:
+        """The kernel of verify spans."""
+        trees = self.speculator is not None and self.speculator.caps.trees
+        return verifier(self.decode, self.prefill, trees) or self.prefill
+
+
+def verifier(
+    decode: Part[AttentionKernel, AttentionCaps], prefill: Part[AttentionKernel, AttentionCaps], trees: bool
+) -> Part[AttentionKernel, AttentionCaps] | None:
+    """The kernel that takes verify spans, of draft trees if `trees`: the decode kernel if it can."""
+    for part in (decode, prefill):
+        if "verify" in part.caps.phases and ("tree" in part.caps.features or not trees):
+            return part
+    return None

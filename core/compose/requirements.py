@@ -7,7 +7,7 @@ from typing import Any
 
 from tokloom.core.compose.builder import ask
 from tokloom.core.compose.explain import Explanation
-from tokloom.core.composition import Composition, EngineSettings, Part
+from tokloom.core.composition import Composition, EngineSettings, Part, verifier
 from tokloom.sdk import (
     AllocatorCaps,
     AttentionCaps,
@@ -92,11 +92,13 @@ def check_speculator(
     if codec.caps.equivalence == "stepwise":
         text = f"{codec.id} is stepwise: verifying several rows at once changes what it stores, hence the tokens"
         raise _refuse(part.id, text, "Use speculation = off, or another codec")
-    if not any("verify" in kernel.caps.phases for kernel in (decode, prefill)):
+    if verifier(decode, prefill, False) is None:
         raise _refuse(part.id, "no attention kernel takes verify spans", "Choose another kernel, or speculation = off")
-    kernel = decode if "verify" in decode.caps.phases else prefill
-    if part.caps.trees and "tree" not in kernel.caps.features:
-        raise _refuse(part.id, f"it drafts trees and {kernel.id} lacks tree", "Choose another kernel or speculator")
+    kernel = verifier(decode, prefill, part.caps.trees)
+    if kernel is None:
+        able = dict.fromkeys(k.id for k in (decode, prefill) if "verify" in k.caps.phases)
+        text = f"it drafts trees and {' and '.join(able)} {'lacks' if len(able) == 1 else 'lack'} tree"
+        raise _refuse(part.id, text, "Choose another kernel or speculator")
     if settings.verification == "rejection" and not part.caps.dense_q:
         text = "verification = rejection needs drafts drawn through the core (dense_q)"
         raise _refuse(part.id, text, "Use verification = match, or a speculator that samples")

@@ -134,21 +134,13 @@ NEEDS = {
         "another kernel or speculator",
         {"attention": "tags"},
     ),
-    "trees where decode verifies": Need(
-        {"attention": {"decode": "tags-plain", "prefill": "tags"}, "speculation": TREES},
-        (),
-        "speculator.oracle",
-        "attention.tags-plain lacks tree",
-        "another kernel",
-        {"attention": {"decode": "tags", "prefill": "tags-plain"}},
-    ),
     "trees where prefill verifies": Need(
         {"attention": {"decode": "changed", "prefill": "tags-plain"}, "speculation": TREES},
         (changed("attention", "tags", phases=frozenset({"decode"})),),
         "speculator.oracle",
         "attention.tags-plain lacks tree",
         "another kernel",
-        {"attention": {"decode": "changed", "prefill": "tags"}},
+        {"attention": {"decode": "tags-plain", "prefill": "tags"}},
     ),
     "features": Need(
         {"speculation": "featured", "model__path": "inline", "kv__codec": "c", "attention": "k"},

@@ -467,6 +467,18 @@ def test_decode_and_prefill_kernels_may_differ() -> None:
     assert all(said(world, r.request_id) == greedy(r.prompt_ids, 8) for r in requests)
 
 
+@pytest.mark.parametrize(
+    ("speculator", "kernel"), [({"plugin": "oracle", "options": {"mode": "trees"}}, "torch"), ("ngram", "cpu")]
+)
+def test_trees_are_verified_by_the_kernel_that_takes_trees(speculator: Any, kernel: str) -> None:
+    world = World(compose(attention={"decode": "cpu", "prefill": "torch"}, speculator=speculator, batch=9))
+    assert world.composition.verify.name == kernel
+    requests = [request(str(i), LONG[i : i + 20], max_tokens=8) for i in range(3)]
+    world.run(*requests)
+    assert sum(world.outcomes[r.request_id, 0].usage.drafted for r in requests) > 0  # type: ignore[union-attr]
+    assert all(said(world, r.request_id) == greedy(r.prompt_ids, 8) for r in requests)
+
+
 def test_decode_steps_are_replayed_from_recordings() -> None:
     world = World(compose(attention="tags", graphs="on", model="tagged-window", sequences=3))
     requests = [request(str(i), LONG[i : i + 10], max_tokens=4 + 4 * i) for i in range(3)]
