@@ -23,11 +23,14 @@
 #define MOST_FOLD 16
 #define MOST_HEAD 256
 
+#define UNROLL _Pragma("GCC unroll 4") /* heads of 64 elements lie in registers */
+
 enum { F32, BF16, I8 };
 
 typedef float vf __attribute__((vector_size(64), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
+typedef int16_t vs __attribute__((vector_size(32), aligned(2)));
 typedef int8_t vb __attribute__((vector_size(16), aligned(1)));
 
 typedef struct {
@@ -61,21 +64,23 @@ INLINE vf load(const char *base, int64_t at, int kind)
     if (kind == I8) {
         vb codes;
         memcpy(&codes, base + at, sizeof codes);
-        return __builtin_convertvector(codes, vf);
+        /* step by step: gcc 12 takes a direct conversion apart element by element */
+        return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(codes, vs), vi), vf);
     }
     vf value;
     memcpy(&value, base + 4 * at, sizeof value);
     return value;
 }
 
+INLINE vf fold(vf x, vi other) { return x + __builtin_shuffle(x, other); }
+
 INLINE float sum(vf x)
 {
-    float total[LANES];
-    memcpy(total, &x, sizeof total);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++)
-            total[i] += total[i + width];
-    return total[0];
+    x = fold(x, (vi){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    x = fold(x, (vi){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+    x = fold(x, (vi){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+    x = fold(x, (vi){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+    return x[0];
 }
 
 /* exp by 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes); relative error about 1e-7, 0 below -87 */
@@ -114,7 +119,7 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int kind)
     float q[MOST_FOLD][MOST_HEAD], acc[MOST_FOLD][MOST_HEAD];
     float scores[MOST_FOLD][CHUNK], top[MOST_FOLD], total[MOST_FOLD];
     for (int g = 0; g < fold; g++) {
-        for (int d = 0; d < head_k; d += LANES) {
+        UNROLL for (int d = 0; d < head_k; d += LANES) {
             vf x = load(run->q, row * run->q_row + (int64_t)(head * fold + g) * head_k + d, plan->queries) * plan->scale;
             memcpy(&q[g][d], &x, sizeof x);
         }
@@ -136,11 +141,11 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int kind)
             vf key[MOST_HEAD / LANES];
             float step = kind == I8 ? run->k_scale[page * run->scale_page + slot % page_tokens * run->scale_token + head]
                                     : 1.0f;
-            for (int d = 0; d < head_k; d += LANES)
+            UNROLL for (int d = 0; d < head_k; d += LANES)
                 key[d / LANES] = kind == I8 ? load(run->k, at + d, kind) * step : load(run->k, at + d, kind);
             for (int g = 0; g < fold; g++) {
                 vf dot = {0};
-                for (int d = 0; d < head_k; d += LANES) {
+                UNROLL for (int d = 0; d < head_k; d += LANES) {
                     vf x;
                     memcpy(&x, &q[g][d], sizeof x);
                     dot += x * key[d / LANES];
@@ -185,11 +190,11 @@ INLINE void attend(const Run *run, int task, int head_k, int head_v, int kind)
             vf value[MOST_HEAD / LANES];
             float step = kind == I8 ? run->v_scale[page * run->scale_page + slot % page_tokens * run->scale_token + head]
                                     : 1.0f;
-            for (int d = 0; d < head_v; d += LANES)
+            UNROLL for (int d = 0; d < head_v; d += LANES)
                 value[d / LANES] = kind == I8 ? load(run->v, at + d, kind) * step : load(run->v, at + d, kind);
             for (int g = 0; g < fold; g++) {
                 float weight = scores[g][t];
-                for (int d = 0; d < head_v; d += LANES) {
+                UNROLL for (int d = 0; d < head_v; d += LANES) {
                     vf x;
                     memcpy(&x, &acc[g][d], sizeof x);
                     x += weight * value[d / LANES];
