@@ -88,9 +88,8 @@ class FakeCore:
         self.steps = 0
         self.drawn = 0
         self.before_return: Callable[[list[OutputEvent]], None] = lambda events: None
-        context = SimpleNamespace(wake=self._woken.set)
         settings = SimpleNamespace(max_sequences=4, threads=1)
-        self.composition: Any = SimpleNamespace(context=context, settings=settings)
+        self.composition: Any = SimpleNamespace(settings=settings)
 
     @property
     def held(self) -> set[tuple[str, int]]:
@@ -126,6 +125,9 @@ class FakeCore:
     def wait(self, timeout: float) -> None:
         self._woken.wait(timeout)
         self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
 
     @property
     def busy(self) -> bool:
