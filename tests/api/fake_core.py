@@ -159,7 +159,8 @@ class FakeCore:
         return events
 
     def _work(self, row: _Row) -> list[OutputEvent]:
-        request, tokens = row.request, ()
+        request = row.request
+        tokens: tuple[int, ...] = ()
         if row.over is None:
             tokens = tuple(row.tokens[row.done : row.done + self._burst()])
             row.done += len(tokens)

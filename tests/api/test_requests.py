@@ -82,8 +82,8 @@ def test_something_else_is_no_request() -> None:
 
 
 def test_one_stop_string_is_not_its_characters() -> None:
-    assert GenerateRequest(prompt="a", stop="END").stop == ("END",)  # type: ignore[arg-type]
-    assert GenerateRequest(prompt="a", stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert GenerateRequest(prompt="a", stop="END").stop == ("END",)
+    assert GenerateRequest(prompt="a", stop=["a", "b"]).stop == ("a", "b")
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), torch.tensor([1, 2, 3]), range(1, 4)])
@@ -102,7 +102,7 @@ def test_text_takes_the_template_unless_it_is_raw_or_scored_or_there_is_none() -
     plain = ByteTokenizer(template=False)
     chat = "[user]hi[assistant]"
     assert text(GenerateRequest(prompt="hi"), ByteTokenizer()) == chat
-    assert text(GenerateRequest(messages=[{"role": "user", "content": "hi"}]), ByteTokenizer()) == chat  # type: ignore[arg-type]
+    assert text(GenerateRequest(messages=[{"role": "user", "content": "hi"}]), ByteTokenizer()) == chat
     assert text(GenerateRequest(prompt="hi", raw=True), ByteTokenizer()) == "hi"
     assert text(GenerateRequest(prompt="hi", task="score"), ByteTokenizer()) == "hi"
     assert text(GenerateRequest(prompt="hi"), plain) == "hi"

@@ -242,7 +242,7 @@ def test_every_field_of_a_request_and_of_its_sampling_is_wrong_in_some_case() ->
         ({"stop_token_ids": {7}, "bad_words": [[1, 2], [3]]}, {"stop_token_ids": (7,), "bad_words": ((1, 2), (3,))}),
         ({"logit_bias": {np.int64(3): np.float32(1.5)}}, {"logit_bias": {3: 1.5}}),
         ({"processors": ["shift"], "grammar": ["parity", "9"]}, {"processors": ("shift",), "grammar": ("parity", "9")}),
-        ({"objectives": Objectives(ttft=np.float32(2), deadline=Fraction(1, 10**9) + 9)}, {}),
+        (objectives(ttft=np.float32(2), deadline=Fraction(1, 10**9) + 9), {}),
     ],
     ids=["scalars", "fractions", "prompt", "array", "set and lists", "bias", "names", "objectives"],
 )
