@@ -133,9 +133,9 @@ class Tiers:
         self, part: ConnectorPart, seq: CoreSequence, keys: Sequence[Sequence[CacheKey]], start: int
     ) -> Match | Pending:
         nothing = Match(tuple(frozenset() for _ in self._groups))
+        if not self._healthy(part):
+            return nothing
         try:
-            if not part.plugin.health().ok:
-                return nothing
             answer = part.plugin.lookup(seq.view, keys, start)
         except Exception as error:
             self._faults.record(part.id, "lookup", error)
@@ -150,6 +150,13 @@ class Tiers:
             self._faults.record(part.id, "lookup", f"invalid answer {answer!r}")
             return nothing
         return answer
+
+    def _healthy(self, part: ConnectorPart) -> bool:
+        try:
+            return bool(part.plugin.health().ok)
+        except Exception as error:
+            self._faults.record(part.id, "health", error)
+            return False
 
     def load(self, seq: CoreSequence, found: TierHit, allocation: Allocation) -> None:
         """Start loading into freshly allocated pages. The sequence waits until `poll` returns it."""
@@ -250,7 +257,7 @@ class Tiers:
         self._stores = [(store, lease) for store, lease in self._stores if store.after > step]
         for store, lease in ready:
             for part in self._parts:
-                if part.caps.stores:
+                if part.caps.stores and self._healthy(part):
                     self._store(part, tuple(store.blocks))
             self._allocator.end_lease(lease, self._fence())
 
