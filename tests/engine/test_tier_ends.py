@@ -161,3 +161,14 @@ def test_tokens_from_tiers_are_those_beyond_the_local_hit() -> None:
     assert usage.tier_tokens == 8
     assert world.core.state.tiers.loaded_tokens == 8
     world.finish()
+
+
+def test_a_sick_tier_is_asked_for_nothing_and_given_nothing() -> None:
+    world = World(compose(tiers=[{"plugin": "slow", "options": {"mode": "sick"}}]))
+    world.run(request("first", PROMPT, max_tokens=2))
+    world.core.state.allocator.invalidate(None)
+    world.run(request("a", PROMPT, max_tokens=8))
+    assert world.outcomes["a", 0].said == (greedy(PROMPT, 8), "length")
+    assert (tier(world).lookups, tier(world).started) == (0, 0)
+    assert not world.faults
+    world.finish()
