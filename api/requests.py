@@ -7,6 +7,9 @@ from operator import index
 from typing import Any, Final
 
 from tokloom.api.types import GenerateRequest
+from tokloom.core.checks import MAX_INTEGER, Checks
+from tokloom.core.parameters import validate
+from tokloom.core.requests import clean_objectives, clean_priority
 from tokloom.core.shown import shown
 from tokloom.sdk import (
     ChatMessage,
@@ -69,6 +72,9 @@ def check(request: GenerateRequest, subject: str) -> None:
             raise RequestError(
                 f"stop string {shown(stop)} is not text", subject=subject, remedy="Use non-empty strings"
             )
+    validate(request.sampling, MAX_INTEGER, subject)
+    clean_priority(request.priority, Checks(subject))
+    clean_objectives(request.objectives, Checks(subject))
 
 
 def _check_text(text: object, name: str, subject: str) -> None:

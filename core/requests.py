@@ -1,21 +1,23 @@
 """Requests as callers give them, checked before they enter the loop."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from tokloom.core.checks import Checks
-from tokloom.core.composition import Composition
-from tokloom.core.sampling import validate
+from tokloom.core.parameters import validate
 from tokloom.core.shown import shown
 from tokloom.sdk import Objectives, PluginFault, Request, RequestError, SamplingParams, Scope, TokenSegment
+
+if TYPE_CHECKING:
+    from tokloom.core.composition import Composition
 
 #: longest objective or deadline, seconds
 MAX_SECONDS: Final = 1e9
 
 
-def admissible(request: Request, composition: Composition) -> Request:
+def admissible(request: Request, composition: "Composition") -> Request:
     """The same request with plain Python values in every field, which may then be taken on trust.
 
     Raises:
@@ -50,9 +52,9 @@ def admissible(request: Request, composition: Composition) -> Request:
         request_id=request_id,
         segments=segments,
         sampling=sampling,
-        priority=checks.integer("priority", request.priority, -(2**63)),
+        priority=clean_priority(request.priority, checks),
         tenant=checks.text("tenant", request.tenant),
-        objectives=_objectives(request.objectives, checks),
+        objectives=clean_objectives(request.objectives, checks),
         scope=_scope(request.scope, checks),
     )
 
@@ -77,7 +79,11 @@ def _token(position: int, token: object, vocab_size: int, checks: Checks) -> int
     return checks.integer(f"prompt token {position}", token, 0, vocab_size - 1)
 
 
-def _objectives(given: object, checks: Checks) -> Objectives:
+def clean_priority(given: object, checks: Checks) -> int:
+    return checks.integer("priority", given, -(2**63))
+
+
+def clean_objectives(given: object, checks: Checks) -> Objectives:
     if not isinstance(given, Objectives):
         checks.fail("objectives", given, "Objectives")
     seconds = {
@@ -98,7 +104,7 @@ def _scope(given: object, checks: Checks) -> Scope:
     )
 
 
-def _check_plugins(sampling: SamplingParams, composition: Composition, subject: str) -> None:
+def _check_plugins(sampling: SamplingParams, composition: "Composition", subject: str) -> None:
     for name in sampling.processors:
         if name not in composition.processors:
             raise _not_allowed("processors", "logits processor", name, sorted(composition.processors), subject)

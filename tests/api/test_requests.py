@@ -9,7 +9,7 @@ from fake_core import BOS, ByteTokenizer, FakeCore, spell
 
 from tokloom.api import Engine, GenerateRequest
 from tokloom.api.requests import prepare
-from tokloom.sdk import ChatMessage, PluginFault, RequestError, SamplingParams
+from tokloom.sdk import ChatMessage, Objectives, PluginFault, RequestError, SamplingParams
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "neither prompt, token_ids nor messages"),
@@ -36,12 +36,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "stop": ("",)}, "stop string"),
     ({"prompt": "a", "stop": ("x", 3)}, "stop string 3"),
     ({"prompt": "a", "raw": 1}, "raw is 1"),
+    ({"prompt": "a", "priority": "high"}, "priority is 'high'"),
+    ({"prompt": "a", "priority": True}, "priority is True"),
     ({"prompt": "a", "tenant": None}, "tenant is None"),
     ({"prompt": "a", "salt": 3}, "salt is 3"),
     ({"prompt": "a", "request_id": 7}, "request_id is 7"),
     ({"prompt": "a", "task": None}, "task is None"),
     ({"prompt": "a", "sampling": {"max_tokens": 3}}, "sampling is"),
+    ({"prompt": "a", "sampling": SamplingParams(logit_bias=[3])}, "logit_bias"),  # type: ignore[arg-type]
+    ({"prompt": "a", "sampling": SamplingParams(bad_words=(3,))}, "bad_words"),  # type: ignore[arg-type]
+    ({"prompt": "a", "sampling": SamplingParams(temperature=-1.0)}, "temperature is -1.0"),
     ({"prompt": "a", "objectives": 3.0}, "objectives is 3.0"),
+    ({"prompt": "a", "objectives": Objectives(deadline="1")}, "objectives.deadline"),  # type: ignore[arg-type]
 ]
 
 
