@@ -97,7 +97,7 @@ class EngineLoop:
             self._refusing = True
             self._empty.wait_for(lambda: not self._boxes, drain)
         self._ending = True
-        self.core.composition.context.wake()
+        self.core.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

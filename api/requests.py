@@ -2,11 +2,15 @@
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Final
 
 from tokloom.api.types import GenerateRequest
+from tokloom.core.checks import MAX_INTEGER, Checks
+from tokloom.core.parameters import validate
+from tokloom.core.requests import clean_objectives, clean_priority
+from tokloom.core.shown import shown
 from tokloom.sdk import (
     ChatMessage,
     Objectives,
@@ -29,7 +33,6 @@ _TYPES: Final[dict[str, type]] = {
     "include_stop": bool,
     "task": str,
     "request_id": str,
-    "priority": int,
     "tenant": str,
     "salt": str,
     "sampling": SamplingParams,
@@ -53,8 +56,8 @@ def check(request: GenerateRequest, subject: str) -> None:
         )
     for name, kind in _TYPES.items():
         value = getattr(request, name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise RequestError(f"{name} is {value!r:.80}", subject=subject, remedy=f"Give {name} a {kind.__name__}")
+        if not isinstance(value, kind):
+            raise RequestError(f"{name} is {shown(value)}", subject=subject, remedy=f"Give {name} a {kind.__name__}")
     if request.prompt is not None:
         _check_text(request.prompt, "prompt", subject)
         if not request.prompt:
@@ -66,8 +69,12 @@ def check(request: GenerateRequest, subject: str) -> None:
         _check_text(message.content, f"messages[{number}].content", subject)
     for stop in request.stop:
         if not isinstance(stop, str) or not stop:
-            raise RequestError(f"stop string {stop!r} is not text", subject=subject, remedy="Use non-empty strings")
-    _check_numbers(request, subject)
+            raise RequestError(
+                f"stop string {shown(stop)} is not text", subject=subject, remedy="Use non-empty strings"
+            )
+    validate(request.sampling, MAX_INTEGER, subject)
+    clean_priority(request.priority, Checks(subject))
+    clean_objectives(request.objectives, Checks(subject))
 
 
 def _check_text(text: object, name: str, subject: str) -> None:
@@ -81,18 +88,6 @@ def _check_text(text: object, name: str, subject: str) -> None:
             subject=subject,
             remedy="Send text that can be written as UTF-8",
         ) from None
-
-
-def _check_numbers(request: GenerateRequest, subject: str) -> None:
-    for name in ("ttft", "tpot", "deadline"):
-        seconds = getattr(request.objectives, name)
-        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
-            raise RequestError(f"objectives.{name} is {seconds!r:.80}", subject=subject, remedy="Give seconds, or None")
-    if not isinstance(request.sampling.logit_bias, Mapping):
-        raise RequestError("logit_bias is no mapping", subject=subject, remedy="Map token ids to what is added")
-    words = request.sampling.bad_words
-    if not isinstance(words, Sequence) or not all(isinstance(word, Sequence) for word in words):
-        raise RequestError("bad_words is no sequence of sequences", subject=subject, remedy="Give lists of token ids")
 
 
 def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool:
@@ -110,7 +105,8 @@ def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
         raise RequestError(
             f"the request is {type(request).__name__}", remedy="Give a GenerateRequest; its prompt takes text"
         )
-    subject = f"request {request.request_id!r}" if request.request_id else "request"
+    unnamed = isinstance(request.request_id, str) and not request.request_id
+    subject = "request" if unnamed else f"request {shown(request.request_id)}"
     check(request, subject)
     if request.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer", subject=subject, remedy="Use stop_token_ids")
@@ -142,18 +138,26 @@ def _ids(request: GenerateRequest, tokenizer: Tokenizer | None, subject: str) ->
 
 def _given_ids(values: Any, subject: str) -> tuple[int, ...]:
     """Anything whose items are integers: lists, arrays, tensors."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise RequestError(f"token_ids is {type(values).__name__}", subject=subject, remedy="Give a sequence of ids")
-    position = -1
-
-    def checked(value: Any) -> int:
-        nonlocal position
-        position += 1
-        return index(value)
-
     try:
-        return tuple(checked(value) for value in values)
-    except TypeError as error:
+        items = values.tolist() if hasattr(values, "tolist") else values
+        if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+            raise TypeError("it is no sequence")
+        given = tuple(items)
+    except Exception as error:
+        raise RequestError(
+            f"token_ids is {type(values).__name__} and cannot be read: {error}",
+            subject=subject,
+            remedy="Give a flat sequence of ids",
+        ) from None
+    return tuple(_id(position, value, subject) for position, value in enumerate(given))
+
+
+def _id(position: int, value: Any, subject: str) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError("it is a boolean")
+        return index(value)
+    except Exception as error:
         raise RequestError(
             f"token_ids[{position}] is no integer: {error}", subject=subject, remedy="Give a flat sequence of ids"
         ) from None

@@ -1,10 +1,11 @@
 """What callers of the embedding API give and get."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from attrs import field, frozen
 
+from tokloom.core.checks import Checks
 from tokloom.core.events import TokenLogprobs, Usage
 from tokloom.sdk import ChatMessage, FinishReason, Objectives, RequestError, SamplingParams, TokloomError
 
@@ -14,23 +15,21 @@ __all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
 def _messages(value: Sequence[ChatMessage | Mapping[str, str]] | None) -> tuple[ChatMessage, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise RequestError(f"is {type(value).__name__}", subject="messages", remedy="Give a list of messages")
     made = []
-    for index, message in enumerate(value):
+    for index, message in enumerate(Checks("request").items("messages", value, "a list of messages")):
         if isinstance(message, ChatMessage):
             made.append(message)
             continue
         if not isinstance(message, Mapping):
             raise RequestError(
                 f"message {index} is {type(message).__name__}",
-                subject="messages",
+                subject="request",
                 remedy="Give a ChatMessage, or a mapping with role and content",
             )
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             raise RequestError(
-                f"message {index} needs the strings role and content", subject="messages", remedy="Send both as text"
+                f"message {index} needs the strings role and content", subject="request", remedy="Send both as text"
             )
         made.append(ChatMessage(role, content))
     return tuple(made)
@@ -40,9 +39,7 @@ def _stops(value: str | Sequence[str]) -> tuple[str, ...]:
     """One string is one stop string, not its characters."""
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, bytes) or not isinstance(value, Iterable):
-        raise RequestError(f"is {type(value).__name__}", subject="stop", remedy="Give a string, or several")
-    return tuple(value)
+    return Checks("request").items("stop", value, "a string, or several")
 
 
 @frozen(kw_only=True)

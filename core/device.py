@@ -104,7 +104,7 @@ class _CalledGraph(Generic[T]):
 
 class _CudaGraph(Generic[T]):
     def __init__(self, record: Callable[[], T]) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # lazy initialisation must not be recorded

@@ -21,8 +21,8 @@ from tokloom.core.events import OutputEvent
 from tokloom.core.plan import StepPlan
 from tokloom.core.planner import Planner
 from tokloom.core.pools import PagePools
+from tokloom.core.requests import admissible
 from tokloom.core.runner import PagesLost, Runner, StepResult
-from tokloom.core.sampling import validate
 from tokloom.core.sequence import Sequence
 from tokloom.core.state import EngineState
 from tokloom.sdk import CapacityError, PluginFault, Request, RequestError, SchedEvent
@@ -79,7 +79,7 @@ class EngineCore:
         """Queue a request. Raises RequestError if it is invalid and CapacityError if the queue is full; nothing is kept
         in either case. A request that can never fit the pools ends with a CapacityError in its first event.
         """
-        self._validate(request)
+        request = admissible(request, self.composition)
         with self._lock:
             if self._closed:
                 raise CapacityError("the engine is closed", subject=f"request {request.request_id!r}")
@@ -111,8 +111,12 @@ class EngineCore:
         return True
 
     def wait(self, timeout: float) -> None:
-        """Sleep until `add`, `abort` or a plugin wakes the engine, at most `timeout` seconds."""
+        """Sleep until `add`, `abort`, `wake` or a plugin wakes the engine, at most `timeout` seconds."""
         self._context.wait(timeout)
+
+    def wake(self) -> None:
+        """End a `wait`, the one that runs or else the next one. From any thread."""
+        self._context.wake()
 
     # -- loop thread -----------------------------------------------------------------------------------------------
 
@@ -272,58 +276,3 @@ class EngineCore:
             except Exception as error:
                 self.state.faults.record(part.id, "close", error)
         self._context.close()
-
-    # -- validation ------------------------------------------------------------------------------------------------
-
-    def _validate(self, request: Request) -> None:
-        subject = f"request {request.request_id!r}"
-        spec = self.composition.model.spec
-        settings = self.composition.settings
-        prompt = request.prompt_ids
-        if not prompt:
-            raise RequestError("the prompt has no tokens", subject=subject, remedy="Give at least one token")
-        for position, token in enumerate(prompt):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < spec.vocab_size:
-                raise RequestError(
-                    f"prompt token {position} is {token!r}",
-                    subject=subject,
-                    remedy=f"Token ids of {spec.name} are integers from 0 to {spec.vocab_size - 1}",
-                )
-        validate(request.sampling, spec.vocab_size, subject)
-        room = settings.max_model_tokens - (1 if request.task == "generate" and request.sampling.max_tokens else 0)
-        if len(prompt) > room:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens and at most {room} fit the context",
-                subject=subject,
-                remedy="Shorten the prompt, or raise engine.max_model_tokens if the model allows it",
-            )
-        if request.task not in ("generate", "score"):
-            raise RequestError(f"unknown task {request.task!r}", subject=subject, remedy="Use generate or score")
-        if request.task == "score" and request.sampling.n != 1:
-            raise RequestError("scoring draws nothing, so n must be 1", subject=subject)
-        deadline = request.objectives.deadline
-        if deadline is not None and not deadline > 0:
-            raise RequestError(f"the deadline is {deadline!r}", subject=subject, remedy="Use seconds above 0, or None")
-        self._validate_plugins(request, subject)
-
-    def _validate_plugins(self, request: Request, subject: str) -> None:
-        composition = self.composition
-        for name in request.sampling.processors:
-            if name not in composition.processors:
-                allowed = ", ".join(sorted(composition.processors)) or "none"
-                raise RequestError(
-                    f"the profile allows no logits processor {name!r}", subject=subject, remedy=f"Allowed: {allowed}"
-                )
-        if request.sampling.grammar is None:
-            return
-        name, specification = request.sampling.grammar
-        if name not in composition.grammars:
-            allowed = ", ".join(sorted(composition.grammars)) or "none"
-            raise RequestError(f"the profile allows no grammar {name!r}", subject=subject, remedy=f"Allowed: {allowed}")
-        spec = composition.model.spec
-        try:
-            composition.grammars[name].start(specification, spec.vocab_size, spec.eos_ids)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise PluginFault(f"start raised {type(error).__name__}: {error}", subject=f"logits.{name}") from error

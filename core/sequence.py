@@ -22,6 +22,7 @@ class Sequence:
         "bad_blocks",
         "begun",
         "child",
+        "declined_blocks",
         "device_k",
         "draft_stats",
         "drafted",
@@ -79,6 +80,7 @@ class Sequence:
         self.hit_tokens = 0
         self.tier_tokens = 0
         self.bad_blocks: set[tuple[int, bytes]] = set()
+        self.declined_blocks: set[tuple[int, bytes]] = set()
         self.tier_wait_since = -1.0
         self.prefix_waits = 0
         self.forked = child > 0

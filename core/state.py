@@ -79,6 +79,7 @@ class EngineState:
         if seq.row < 0:
             seq.row = self.free_rows.pop()
         seq.begun = self.launched + 1
+        seq.declined_blocks.clear()
         self.runner.register(seq)
         self.begins.append(RowBegin(seq.seq_id, seq.row, tuple(seq.tokens), seq.num_computed, parent))
         if self.host_spec is not None:

@@ -27,6 +27,7 @@ from tokloom.sdk import (
 )
 
 ConnectorPart = Part[KVConnector, ConnectorCaps]
+BlockId = tuple[GroupId, CacheKey]
 
 
 @frozen
@@ -39,13 +40,18 @@ class TierHit:
 
 @define
 class _Load:
-    """One sequence's loads."""
+    """One sequence's loads.
+
+    Attributes:
+        failed: blocks that the tier could not supply.
+        declined: blocks of jobs that the tier ended early for reasons of its own: nothing is known against them.
+    """
 
     seq: CoreSequence
     tokens: int
     jobs: set[int]
-    failed: list[tuple[GroupId, CacheKey]] = field(factory=list)
-    cancelled: bool = False
+    failed: list[BlockId] = field(factory=list)
+    declined: list[BlockId] = field(factory=list)
 
 
 @define
@@ -104,7 +110,11 @@ class Tiers:
                 return answer
             for group, pages in enumerate(answer.pages):
                 for page in pages:
-                    if page < len(keys[group]) and (group, keys[group][page]) not in seq.bad_blocks:
+                    if (
+                        isinstance(page, int)
+                        and 0 <= page < len(keys[group])
+                        and _wanted(seq, (group, keys[group][page]))
+                    ):
                         held.setdefault((group, page), index)
         step = max(group.page_tokens for group in self._groups)
         tokens = limit // step * step
@@ -123,9 +133,9 @@ class Tiers:
         self, part: ConnectorPart, seq: CoreSequence, keys: Sequence[Sequence[CacheKey]], start: int
     ) -> Match | Pending:
         nothing = Match(tuple(frozenset() for _ in self._groups))
+        if not self._healthy(part):
+            return nothing
         try:
-            if not part.plugin.health().ok:
-                return nothing
             answer = part.plugin.lookup(seq.view, keys, start)
         except Exception as error:
             self._faults.record(part.id, "lookup", error)
@@ -140,6 +150,13 @@ class Tiers:
             self._faults.record(part.id, "lookup", f"invalid answer {answer!r}")
             return nothing
         return answer
+
+    def _healthy(self, part: ConnectorPart) -> bool:
+        try:
+            return bool(part.plugin.health().ok)
+        except Exception as error:
+            self._faults.record(part.id, "health", error)
+            return False
 
     def load(self, seq: CoreSequence, found: TierHit, allocation: Allocation) -> None:
         """Start loading into freshly allocated pages. The sequence waits until `poll` returns it."""
@@ -176,7 +193,6 @@ class Tiers:
         load = self._loads.pop(seq_id, None)
         if load is None:
             return
-        load.cancelled = True
         for job_id in load.jobs:
             part = self._jobs[job_id].part
             try:
@@ -193,7 +209,8 @@ class Tiers:
                 self._faults.record(part.id, "poll", error)
                 continue
             for end in done:
-                job = self._jobs.get(end.job_id) if isinstance(end, Done) else None
+                known = isinstance(end, Done) and isinstance(end.job_id, int)
+                job = self._jobs.get(end.job_id) if known else None
                 if job is None or job.part is not part:
                     self._faults.record(part.id, "poll", f"{end!r} ends no live job of this connector")
                 else:
@@ -202,9 +219,10 @@ class Tiers:
         for load in over:
             del self._loads[load.seq.seq_id]
             load.seq.bad_blocks.update(load.failed)
-            if not load.failed:
-                self.loaded_tokens += load.tokens
-        return [(load.seq, load.tokens, not load.failed) for load in over]
+            load.seq.declined_blocks.update(load.declined)
+            if not (load.failed or load.declined):
+                self.loaded_tokens += load.tokens - load.seq.num_computed
+        return [(load.seq, load.tokens, not (load.failed or load.declined)) for load in over]
 
     def _finish(self, done: Done) -> None:
         job = self._jobs.pop(done.job_id)
@@ -214,8 +232,15 @@ class Tiers:
         job.load.jobs.discard(done.job_id)
         if done.status == "ok":
             return
-        failed = done.failed if done.status == "failed" and done.failed else range(len(job.blocks))
-        job.load.failed += [(job.blocks[i].group, job.blocks[i].key) for i in failed if i < len(job.blocks)]
+        blocks = [(block.group, block.key) for block in job.blocks]
+        if done.status == "cancelled":
+            job.load.declined += blocks
+        elif done.failed and _are_indices(done.failed, len(blocks)):
+            job.load.failed += [blocks[i] for i in done.failed]
+        else:
+            job.load.failed += blocks
+            if done.failed or done.status != "failed":
+                self._faults.record(job.part.id, "poll", f"{done!r} ends a job of {len(blocks)} blocks")
 
     def published(self, pages: Sequence[tuple[GroupId, CacheKey, PageId]], after: int) -> None:
         """Pages became findable; tiers may keep a copy once step `after` has settled."""
@@ -232,7 +257,7 @@ class Tiers:
         self._stores = [(store, lease) for store, lease in self._stores if store.after > step]
         for store, lease in ready:
             for part in self._parts:
-                if part.caps.stores:
+                if part.caps.stores and self._healthy(part):
                     self._store(part, tuple(store.blocks))
             self._allocator.end_lease(lease, self._fence())
 
@@ -286,6 +311,19 @@ class Tiers:
         for _, lease in self._stores:
             self._allocator.end_lease(lease, self._fence())
         self._stores.clear()
+
+
+def _is_index(value: object, size: int) -> bool:
+    return isinstance(value, int) and 0 <= value < size
+
+
+def _are_indices(values: object, size: int) -> bool:
+    return isinstance(values, tuple) and all(_is_index(value, size) for value in values)
+
+
+def _wanted(seq: CoreSequence, block: BlockId) -> bool:
+    """Whether to ask a tier for a block: a failed one never again, a declined one not before the sequence has run."""
+    return block not in seq.bad_blocks and block not in seq.declined_blocks
 
 
 def _first_page(group: KVGroup, hit_tokens: int, tokens: int) -> int:

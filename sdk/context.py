@@ -101,7 +101,7 @@ class Context(Protocol):
 
     @property
     def wake(self) -> Callable[[], None]:
-        """Thread-safe: make an idle loop run a step."""
+        """Thread-safe: make an idle loop run a step. A connector's thread calls it after each end of a job."""
         ...
 
     def uniform(self, seed: int, position: int, stream: int) -> float:
@@ -109,5 +109,9 @@ class Context(Protocol):
         ...
 
     def sample_draft(self, seq_id: SeqId, depth: int, q_logits: "Tensor") -> int:
-        """Draw a draft token from `softmax(q_logits)` `[V]` with the core's generator, and keep q for verification."""
+        """Draw a draft token from `softmax(q_logits)` `[V]` with the core's generator, and keep q for verification.
+
+        `depth` is 1 for a child of the last committed token. For speculators, inside `propose`. Raises PluginFault
+        where `q_logits` is no law over the vocabulary.
+        """
         ...

@@ -11,7 +11,8 @@ import attrs
 import torch
 
 from tokloom.conformance.doubles import offers, oracle
-from tokloom.conformance.doubles.tagged import SHAPES, VOCAB
+from tokloom.conformance.doubles.tagged import SHAPES
+from tokloom.conformance.doubles.tagged import VOCAB as VOCAB
 from tokloom.core.catalog import Catalog
 from tokloom.core.compose import Composer
 from tokloom.core.composition import Composition
@@ -19,7 +20,7 @@ from tokloom.core.device import Device, LazyStream
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import TokenLogprobs, Usage
 from tokloom.core.profile import load_profile
-from tokloom.sdk import Request, SamplingParams, Scope, TokenSegment, TokloomError
+from tokloom.sdk import Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
 
 
 class Clock:
@@ -194,6 +195,12 @@ class World:
             self.step()
         raise AssertionError(f"still busy after {limit} steps: {list(self.core.state.live.values())}")
 
+    def usage(self, name: str, child: int = 0) -> Usage:
+        """Of a sequence that has ended."""
+        usage = self.outcomes[name, child].usage
+        assert usage is not None
+        return usage
+
     def audit(self) -> None:
         """Counters in order, allocator invariants, and K1: committed KV of running sequences is f(prefix)."""
         state = self.core.state
@@ -222,7 +229,7 @@ class World:
             for index, layer in enumerate(group.layers):
                 for position in range(low, seq.num_computed):
                     page = position // group.page_tokens
-                    pool = "main" if sealed is None or page < sealed else "open"
+                    pool: Pool = "main" if sealed is None or page < sealed else "open"
                     number = int(rows.tables[group.id, pool][row, page])
                     assert number >= 0, f"position {position} of {seq.seq_id} has no page in group {group.id}"
                     pages = runner._pools.layers(group.id, pool)[index]
@@ -249,10 +256,11 @@ class World:
         assert len(self.core.runner.sampler) == 0
         assert not self.core.state.computing
         assert not self.core._known
-        speculator = self.composition.speculator
-        if speculator is not None and hasattr(speculator.plugin, "views"):
-            assert not speculator.plugin.views, "a speculator was not told of an end"
-            assert speculator.plugin.begun == speculator.plugin.ended
+        part = self.composition.speculator
+        speculator: Any = part.plugin if part is not None else None
+        if hasattr(speculator, "views"):
+            assert not speculator.views, "a speculator was not told of an end"
+            assert speculator.begun == speculator.ended
 
     @property
     def faults(self) -> dict[str, str]:

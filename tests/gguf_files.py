@@ -38,7 +38,7 @@ def gguf_name(name: str) -> str:
 
 def write_gguf(path: Path, model: LlamaForCausalLM, kind: str = "F32", **metadata: Any) -> None:
     """The checkpoint as GGUF, matrices stored as `kind`."""
-    config = model.config
+    config: Any = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -111,7 +111,7 @@ def llama_from_gguf(path: Path) -> LlamaForCausalLM:
                 array = halves.swapaxes(1, 2).reshape(array.shape)
             name = f"model.layers.{number}.{reverse[rest]}"
         state[f"{name}.{suffix}"] = torch.from_numpy(np.array(array, dtype=np.float32))
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]  # any key of a config is taken
         vocab_size=state["model.embed_tokens.weight"].shape[0],
         hidden_size=fields["llama.embedding_length"],
         intermediate_size=fields["llama.feed_forward_length"],
@@ -124,7 +124,7 @@ def llama_from_gguf(path: Path) -> LlamaForCausalLM:
         tie_word_embeddings="lm_head.weight" not in state,
         attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config).float().eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(config).float().eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tiny_models import tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -15,7 +16,12 @@ SETS = ("model.dtype=float32", "engine.kv_memory=4MiB", "engine.max_sequences=4"
 
 def tiny_chat_model(folder: Path) -> Path:
     """Random weights: the text is noise, but the same noise each time."""
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     tiny_llama(folder, vocab_size=258, head_dim=16, bos_token_id=256, eos_token_id=257, **sizes)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

@@ -32,7 +32,7 @@ def tiny_llama(folder: Path, seed: int = 0, *, shard: str = "10GB", **changes: A
     config = LlamaConfig(**{**ODD, "tie_word_embeddings": False, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).eval()
+        model: LlamaForCausalLM = LlamaForCausalLM(config).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.data += 0.2 * torch.randn_like(parameter)

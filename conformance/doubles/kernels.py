@@ -65,11 +65,11 @@ class TagKernel:
     def plan(
         self, batch: AttnBatch, params: AttnParams, workspace: Workspace, *, capture: bool, reuse: AttnPlan | None
     ) -> AttnPlan:
-        workspace.take(64)
         if isinstance(reuse, TagPlan):
             self.replans += 1
             reuse.batch = batch
             return reuse
+        workspace.take(64)
         return TagPlan(batch, params)
 
     def run(self, layer: int, q: Tensor, pages: Pages, plan: AttnPlan, out: Tensor, lse: Tensor | None) -> None:

@@ -49,11 +49,13 @@ class Lease:
 class KVAllocator(Protocol):
     """Who owns what: the allocator owns every page and every table entry; the core forwards table deltas to the runner
     in the order they were returned, and executes `drain`ed operations in emission order before the forward of the same
-    step. Reference counts are the allocator's.
+    step. Reference counts are the allocator's. Lengths and positions are in tokens. An exception out of any method
+    stops the engine: page ownership is lost then.
 
     Call order per step: `settle` of finished steps; `lookup` and `quote` for waiting sequences; `allocate` for every
-    planned span; `drain` once, when the plan is frozen. At commit, per sequence: `truncate` of rejected rows, `fork`,
-    `publish`, `slide`, `release`.
+    planned span; `drain` once, when the plan is frozen, also for plans without operations. At commit, per sequence:
+    `fork`, `truncate` of rejected rows, `publish`, `slide`; for one that ends `publish`, then `release`. A preemption,
+    an abort or a failed load is a `release` at any time.
 
     A fence is the step id (or transfer id on the same counter) after which nobody launched can touch the page. A page
     whose last holder released it with fence f returns to the free or evictable pages when every step up to f has
@@ -62,11 +64,14 @@ class KVAllocator(Protocol):
     """
 
     def lookup(self, seq: SequenceView, keys: Sequence[Sequence[CacheKey]], max_tokens: int) -> Hit:
-        """Longest resident prefix. Pure: twice in a row gives the same and moves no counter.
+        """Longest resident prefix, whole pages in every group. Pure: twice in a row gives the same and moves no
+        counter.
 
         Args:
             keys: per group, the keys of the full pages of `seq.tokens`, in order; the key covers scope and ancestors.
-            max_tokens: the hit is at most this long (the core passes `len(tokens) - 1` for generation).
+                A group with `key_lookahead` has one only where the tokens it looks at are known too.
+            max_tokens: the hit is at most this long (the core passes `len(tokens) - 1`, and 0 where a prompt is
+                scored).
         """
         ...
 
@@ -84,7 +89,9 @@ class KVAllocator(Protocol):
         ...
 
     def fork(self, parent: SeqId, child: SeqId, tokens: int) -> Allocation | NoSpace:
-        """Give `child` the parent's first `tokens` positions, shared. Copies happen at the next `allocate`."""
+        """Give `child`, which has no pages yet, the parent's first `tokens` positions, shared. Copies happen at the
+        next `allocate`. NoSpace leaves the child without pages; it then starts from a lookup like any other.
+        """
         ...
 
     def publish(self, seq: SequenceView, tokens: int, keys: Sequence[Sequence[CacheKey]]) -> Published:
@@ -92,7 +99,7 @@ class KVAllocator(Protocol):
 
         If an equal key is published already, the sequence's duplicate page is replaced by it (a table delta) and
         freed. Groups with an open pool seal pages that `residual_tokens` further tokens follow, with pages reserved
-        before; only sealed pages become findable. Cannot fail.
+        before; only sealed pages become findable. Cannot fail. `keys` as for `lookup`.
         """
         ...
 
@@ -101,7 +108,9 @@ class KVAllocator(Protocol):
         ...
 
     def slide(self, seq_id: SeqId, tokens: int, fence: int) -> tuple[TableDelta, ...]:
-        """Positions below `tokens` are committed: window groups drop pages that no later query can see."""
+        """Positions below `tokens` are committed: window groups drop pages that no query at `tokens` or later can
+        see.
+        """
         ...
 
     def release(self, seq_id: SeqId, fence: int) -> int:
@@ -113,11 +122,11 @@ class KVAllocator(Protocol):
         ...
 
     def lease_pages(self, pages: Sequence[tuple[GroupId, int]]) -> Lease:
-        """Keep main pages that are held or published alive."""
+        """Keep main pages that are held or published alive: for a tier's job, until its end."""
         ...
 
     def end_lease(self, lease: Lease, fence: int) -> None:
-        """Drop a lease. A second call raises PluginFault."""
+        """Drop a lease; `fence` as for `release`. A second call raises PluginFault."""
         ...
 
     def reclaimable(self, seq_id: SeqId) -> int:
@@ -140,7 +149,9 @@ class KVAllocator(Protocol):
         """Forget published pages (of a scope, or all with None): never found again. Returns how many."""
         ...
 
-    def stats(self) -> AllocatorStats: ...
+    def stats(self) -> AllocatorStats:
+        """Now. O(groups): read after every step where there is an observer."""
+        ...
 
     def audit(self) -> None:
         """Check every invariant; raise PluginFault naming the first broken one. O(pages); called when idle."""

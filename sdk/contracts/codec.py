@@ -33,7 +33,8 @@ class CodecCaps:
 class KVCodec(Protocol):
     """Call order: `formats` and `fingerprint` at composition; per layer and step `append` before attention runs (unless
     the kernel writes); `move` after verification of a tree; `read` whenever someone wants plain keys and values.
-    A codec keeps no state per sequence: copying a page copies everything.
+    A codec owns the bytes of pages, not which page a token goes to, and keeps no state per sequence: copying a page
+    copies everything. Layers are the model's layer numbers.
     """
 
     def formats(self, spec: LayerSpec, page_tokens: int) -> Sequence[FormatPair]:
@@ -42,28 +43,32 @@ class KVCodec(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that changes stored bytes; part of every cache key's namespace."""
+        """Names everything that changes stored bytes; part of every cache key's namespace. Constant."""
         ...
 
     @property
     def residual_tokens(self) -> int:
-        """A page is sealed once this many tokens follow it. 0 for codecs that do not seal."""
+        """A page is sealed once this many tokens follow it. 0 for codecs that do not seal. Constant."""
         ...
 
     def append(self, layer: int, k: "Tensor", v: "Tensor", pages: Pages, slots: "Tensor") -> None:
         """Store row t of `k` `[T, kv_heads, head_k]`, `v` `[T, kv_heads, head_v]` at `slots[t]` of the open pool (the
-        main pool without one); a slot of -1 is skipped and no other byte changes. Reference of every writer.
+        main pool without one); a slot of -1 is skipped and no other byte changes. Reference of every writer. `slots`
+        `[T]` int64 on the device: `page * page_tokens + offset`, distinct but for -1. k and v may be strided.
         """
         ...
 
     def read(self, layer: int, pages: Pages, page_ids: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Decode whole pages: k `[n, page_tokens, kv_heads, head_k]` and v likewise, float32 (float64 from float64
-        planes). The oracle of every kernel; slots never written hold anything.
+        """Decode whole pages `page_ids` `[n]`: k `[n, page_tokens, kv_heads, head_k]` and v likewise, float32 (float64
+        from float64 planes). The oracle of every kernel; slots never written hold anything. `pages.format` tells main
+        pages from open ones.
         """
         ...
 
     def move(self, layer: int, pages: Pages, src: "Tensor", dst: "Tensor") -> None:
-        """Copy token slots `src` `[n]` to `dst` `[n]` (int64) as if all were read before any is written."""
+        """Copy token slots `src` `[n]` to `dst` `[n]` (int64, on the device) as if all were read before any is written.
+        In the open pool where there is one: sealed pages never move.
+        """
         ...
 
 
@@ -71,7 +76,9 @@ class SealingCodec(Protocol):
     """A codec with open pages (capability `seals`). Sealed pages are never written again."""
 
     def seal(self, layer: int, open_pages: Pages, src: "Tensor", main_pages: Pages, dst: "Tensor") -> None:
-        """Encode full open pages `src` `[n]` into main pages `dst` `[n]`. Called between forwards."""
+        """Encode full open pages `src` `[n]` into main pages `dst` `[n]` (int64 page ids, on the host). Called per
+        layer before a step's forward; if it raises, the pages are lost and what may share them is computed again.
+        """
         ...
 
 
@@ -80,8 +87,11 @@ class Transform:
     """A linear map per kv head, applied by the core around `run` to the query heads that share it.
 
     Attributes:
-        scale: `[kv_heads, size]`, multiplied elementwise; or None.
+        scale: `[kv_heads, size]`, multiplied elementwise, before the matrix; or None.
         matrix: `[kv_heads, size, size]`, orthogonal, applied as `x @ matrix`; or None.
+
+    `size` is `head_k` for queries and `head_v` for outputs. Tensors are on the device; they are cast to the dtype of
+    what they are applied to.
     """
 
     scale: "Tensor | None" = field(default=None, eq=False)
@@ -89,7 +99,9 @@ class Transform:
 
 
 class TransformingCodec(Protocol):
-    """A codec whose formats want transformed queries or outputs (capability `transforms`)."""
+    """A codec whose formats want transformed queries or outputs (capability `transforms`). Asked once per layer when
+    the engine is made; what it returns is constant.
+    """
 
     def q_transform(self, layer: int) -> Transform:
         """Applied to q before `run`."""

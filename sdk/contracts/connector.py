@@ -56,8 +56,10 @@ class Done:
     """The end of a job, exactly one per job whatever happens (cancel, peer death, close).
 
     Attributes:
-        status: `ok`: all blocks arrived and were checked; `failed`: `failed` blocks hold garbage; `cancelled`: any may.
-        failed: indices into the job's blocks.
+        status: `ok`: all blocks arrived and were checked; `failed`: `failed` blocks hold garbage, and the sequence
+            never asks for them again; `cancelled`: any may, because of `cancel` or because the tier had no room for the
+            job: nothing is held against the blocks, but the sequence does not ask again before it has run.
+        failed: indices into the job's blocks; empty with status `failed`: all of them.
     """
 
     job_id: int
@@ -67,14 +69,18 @@ class Done:
 
 @frozen
 class Match:
-    """What the tier could supply: per group, indices of pages it holds among the asked ones. A hint, not a promise."""
+    """What the tier could supply: per group, page indices (into the `keys` of the lookup) that it holds from the asked
+    one on. A hint, not a promise.
+    """
 
     pages: tuple[frozenset[int], ...]
 
 
 @frozen
 class Pending:
-    """The tier does not know yet; the policy chooses a bounded wait or a start without it."""
+    """The tier does not know yet; the policy chooses a bounded wait (then it is looked up again in the next steps) or a
+    start without any tier.
+    """
 
 
 @frozen
@@ -102,7 +108,7 @@ class PageAccess(Protocol):
         ...
 
     def write(self, group: GroupId, page: PageId, data: "Tensor") -> None:
-        """Overwrite a main page with `[layers, page_bytes]` uint8 bytes."""
+        """Overwrite a main page with `[layers, page_bytes]` uint8 bytes. Complete on return."""
         ...
 
     def nbytes(self, group: GroupId) -> int:
@@ -120,19 +126,27 @@ class KVConnector(Protocol):
     """
 
     def lookup(self, seq: SequenceView, keys: Sequence[Sequence[CacheKey]], start_page: int) -> Match | Pending:
-        """Which pages from `start_page` on the tier may supply. No I/O, no side effects."""
+        """Which pages from `start_page` on the tier may supply. No I/O, no side effects: asked in every step in which
+        the sequence could start.
+
+        Args:
+            keys: per group, the keys of the full pages of `seq.tokens`, in order.
+            start_page: index of the first page that is asked for, the same for all groups.
+        """
         ...
 
     def load(self, job: Job) -> None:
-        """Start filling the job's pages."""
+        """Start filling the job's pages. Returns at once."""
         ...
 
     def store(self, job: Job) -> None:
-        """Start saving the job's pages. Best effort: a full tier drops, and still sends Done."""
+        """Start saving the job's pages. Best effort: a full tier drops, and still sends Done. Returns at once. The same
+        key may be stored again.
+        """
         ...
 
     def poll(self) -> Sequence[Done]:
-        """Jobs that ended since the last call."""
+        """Jobs that ended since the last call. Called in every step, and once after `close`."""
         ...
 
     def cancel(self, job_id: int) -> None:
@@ -159,7 +173,9 @@ class KVConnector(Protocol):
         """Counters by name: at least `blocks`, `bytes`, `stored`, `loaded`, `failed`, `evicted`."""
         ...
 
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """Cheap: asked before every lookup and store."""
+        ...
 
     def close(self) -> None:
         """End all jobs (each with its Done from a last `poll`), stop threads, release memory. Idempotent."""
@@ -170,7 +186,9 @@ class LayerwiseConnector(Protocol):
     """A connector that works layer by layer during the forward (capability `layerwise`); excludes graph capture."""
 
     def before_layer(self, step: int, layer: int) -> None:
-        """Before the layer's attention reads pages."""
+        """Before the layer's keys and values are written and its attention reads pages. `layer` is the model's
+        number.
+        """
         ...
 
     def after_layer(self, step: int, layer: int) -> None:

@@ -38,26 +38,37 @@ class LogitsRow:
 
 
 class LogitsProcessor(Protocol):
-    """Stateless: a row's result depends on the row alone, so that hypothetical rows (drafts) are right too."""
+    """Stateless: a row's result depends on the row alone, so that hypothetical rows (drafts) are right too. Called
+    inside the launch, once or more per step with rows of any sequences that named it; after a failure once more per
+    sequence.
+    """
 
     def apply(self, rows: Sequence[LogitsRow], logits: "Tensor") -> "Tensor":
-        """Return `[R, V]` float32 logits for the rows; may change `logits` in place."""
+        """Return `[R, V]` float32 logits for the rows, -inf for what may not be drawn and no NaN; may change `logits`
+        `[R, V]` float32 in place.
+        """
         ...
 
 
 class Grammar(Protocol):
-    """The state of one sequence. The core advances it by drafts while it fills masks and rolls those back."""
+    """The state of one sequence. The core advances it by drafts while it fills masks and rolls those back. It is never
+    copied: a child, or a sequence that starts again, gets a fresh one that is advanced over its output.
+    """
 
     def mask(self) -> "NDArray[np.bool_]":
-        """`[V]` bool: tokens allowed next."""
+        """`[V]` bool on the host: tokens allowed next, the model's end ids included where the sequence may end.
+        Copied.
+        """
         ...
 
     def advance(self, token: int) -> bool:
-        """Take one token; False (and no change) if it is not allowed."""
+        """Take one token; False (and no change) if it is not allowed. What the mask allows must be taken, but for end
+        and stop ids, after which nothing follows.
+        """
         ...
 
     def rollback(self, tokens: int) -> None:
-        """Undo the last `tokens` advances."""
+        """Undo the last `tokens` advances that were not refused."""
         ...
 
     @property
@@ -67,7 +78,9 @@ class Grammar(Protocol):
 
 
 class GrammarFactory(Protocol):
-    """Makes the grammar of one sequence."""
+    """Makes the grammar of one sequence. Thread-safe, unlike the grammars: each request is checked with a `start` of
+    its own on the thread that adds it, then again in the launch for every sequence and every start of it.
+    """
 
     def start(self, specification: str, vocab_size: int, eos_ids: Sequence[int]) -> Grammar:
         """Raises RequestError for a specification it cannot honour."""

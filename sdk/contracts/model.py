@@ -67,7 +67,10 @@ class ModelSpec:
 
 
 class AttentionCall(Protocol):
-    """What a forward pass calls for every layer, in order: writes k and v, attends, returns `[T, q_heads, head_v]`."""
+    """What a forward pass calls once for every layer of `ModelSpec.layers`, in order: writes k and v, attends, returns
+    a fresh `[T, q_heads, head_v]` in q's dtype. q `[T, q_heads, head_k]`, k `[T, kv_heads, head_k]`,
+    v `[T, kv_heads, head_v]`, rotated already; they may be strided and are not modified.
+    """
 
     def __call__(self, layer: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor": ...
 
@@ -101,18 +104,24 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def has_chat_template(self) -> bool: ...
+    def has_chat_template(self) -> bool:
+        """Whether `chat` works."""
+        ...
 
     def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
-        """Ids of a conversation through the model's chat template (sandboxed)."""
+        """Ids of a conversation through the model's chat template (sandboxed). Raises RequestError without a template,
+        or where the template refuses the messages.
+        """
         ...
 
 
 class LoadedModel(Protocol):
-    """A model with weights. Stateless between calls."""
+    """A model with weights. Stateless between calls. Called under `torch.inference_mode`."""
 
     def forward(self, batch: ForwardBatch, attention: AttentionCall, ops: OpSet) -> Hidden:
-        """One pass over `[T]` rows of several sequences."""
+        """One pass over `[T]` rows of several sequences: row-wise but for `attention`, which alone knows of
+        sequences.
+        """
         ...
 
     def logits(self, hidden: "Tensor") -> "Tensor":
@@ -137,12 +146,16 @@ class Model(Protocol):
         ...
 
     def load(self, weights: WeightMethod, device: str, progress: "Progress") -> LoadedModel:
-        """Read weights. Missing, extra or misshapen tensors raise CheckpointError naming them."""
+        """Read weights to `device` (torch's device string), on the thread that makes the engine. Missing, extra or
+        misshapen tensors raise CheckpointError naming them.
+        """
         ...
 
 
 class Progress(Protocol):
-    """Told how far loading is. Called on the loading thread."""
+    """Told how far loading is: `done` of `total` in the loader's own units, and what it is at. Called on the loading
+    thread.
+    """
 
     def __call__(self, done: int, total: int, what: str, /) -> None: ...
 

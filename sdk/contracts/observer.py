@@ -15,9 +15,13 @@ class ObserverCaps:
 class Observer(Protocol):
     """Called on the loop thread after commit; an exception is counted and ignored. Must not block."""
 
-    def on_step(self, stats: StepStats) -> None: ...
+    def on_step(self, stats: StepStats) -> None:
+        """A step with rows was committed."""
+        ...
 
-    def on_request(self, stats: RequestStats) -> None: ...
+    def on_request(self, stats: RequestStats) -> None:
+        """A sequence ended, each of a request's `n`; those that were never forked are not reported."""
+        ...
 
     def close(self) -> None:
         """The engine closes. Idempotent."""

@@ -27,7 +27,7 @@ class Budget:
     """What is left of this step.
 
     Attributes:
-        rows: target rows still to give, of `max_rows`.
+        rows: target rows still to give, of `max_rows`; drafts count.
         sequences: sequences that may still start running.
         decoding: sequences in decode in this step.
         now: seconds on the engine's clock.
@@ -91,11 +91,15 @@ class SchedulerPolicy(Protocol):
         ...
 
     def admit(self, seq: SequenceView, quote: Quote, budget: Budget) -> Admission:
-        """Whether to start a waiting sequence. `quote` is for its first chunk."""
+        """Whether to start a waiting sequence. `quote` is for as many rows as the step has left, or for the pages of a
+        load from a tier. A sequence that can never fit is refused by the core before this is asked.
+        """
         ...
 
     def chunk(self, seq: SequenceView, remaining: int, budget: Budget) -> int:
-        """Prompt rows to compute in this step, 0 to `min(remaining, budget.rows)`; 0 skips the sequence."""
+        """Prompt rows to compute in this step, 0 to `min(remaining, budget.rows)`; 0 skips the sequence. The core may
+        shorten it to what pages, or the chunk grid of a `stepwise` codec, allow.
+        """
         ...
 
     def victim(self, candidates: Sequence[Candidate], need: int, requester: SequenceView) -> SeqId:
@@ -103,7 +107,9 @@ class SchedulerPolicy(Protocol):
         ...
 
     def wait_for_tier(self, seq: SequenceView, waited: float) -> bool:
-        """A tier answered Pending: wait on (True) or start without it. The core bounds the wait."""
+        """A tier answered Pending, `waited` seconds since the first time: wait on (True) or start without it. The core
+        bounds the wait.
+        """
         ...
 
     def observe(self, event: SchedEvent) -> None:

@@ -54,7 +54,13 @@ class SpecNeeds:
 class Speculator(Protocol):
     """Call order for a sequence: `begin` once; then per step that computed rows of it `ingest` (all sequences in one
     call) and, when drafts are wanted, `propose`; `end` exactly once, from whatever state. After a preemption: `end`,
-    later `begin` again. Only committed rows are ingested: nothing is ever withdrawn.
+    later `begin` again. Only committed rows are ingested: nothing is ever withdrawn. (A device speculator ingests
+    inside the launch: if the step's results are dropped, or a sequence ends before the last of its rows, `end`
+    follows.)
+
+    Where `begin` or `ingest` raises, `end` is called at once and the sequence is decoded plainly until it starts again;
+    after eight faults a host speculator gets no more `ingest` and `propose`. It owns its state per sequence and the
+    bytes of its own KV layers; pages and tables are the core's.
     """
 
     def needs(self, page_tokens: int) -> SpecNeeds:
@@ -62,15 +68,19 @@ class Speculator(Protocol):
         ...
 
     def begin(self, view: SequenceView, parent: SeqId) -> None:
-        """A sequence starts (or is forked from `parent`; -1 if it is not). The view stays valid until `end`."""
+        """A sequence starts (or is forked from `parent`; -1 if it is not). The view stays valid until `end`. Its KV may
+        be there up to `view.num_computed` already, from a prefix hit, a tier or the parent.
+        """
         ...
 
     def ingest(self, batch: IngestBatch) -> None:
-        """Committed rows."""
+        """Committed rows, oldest step first. Own KV of these rows is written here, at `batch.pages[...].slots`."""
         ...
 
     def propose(self, batch: ProposeBatch) -> Sequence[Draft]:
-        """One draft per proposal, in order; `NO_DRAFT` is always right."""
+        """One draft per proposal, in order, of at most its `k` nodes; `NO_DRAFT` is always right. The core may verify a
+        prefix of it only.
+        """
         ...
 
     def end(self, seq_id: SeqId) -> None:

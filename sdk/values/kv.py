@@ -94,10 +94,10 @@ class FormatPair:
 
 @frozen
 class KVGroup:
-    """Layers that share one page table.
+    """Layers that share one page table, and one page id per page for all of them.
 
     Attributes:
-        id: index in the layout.
+        id: index in the layout, and what `GroupId` counts.
         owner: `model`, or `speculator` for draft KV on the same positions.
         layers: the owner's layer numbers; the i-th has row i of the group's buffer.
         main, open: see FormatPair.
@@ -122,7 +122,14 @@ class KVGroup:
 
 @frozen
 class KVLayout:
-    """All groups of a composition and how many pages each pool has. Page ids run from 0 to the count minus 1."""
+    """All groups of a composition and how many pages each pool has. Page ids run from 0 to the count minus 1.
+
+    Attributes:
+        main_pages, open_pages: per group; `open_pages` is 0 for a group without an open pool.
+        namespace: what all cache keys of the composition start from; different bytes never share KV.
+        zero_new_pages: a kernel reads past the last key, so that `allocate` must emit a ZeroPage for each page it takes
+            that no tier fills.
+    """
 
     groups: tuple[KVGroup, ...]
     main_pages: tuple[int, ...]
@@ -133,7 +140,11 @@ class KVLayout:
 
 @frozen
 class Pages:
-    """One layer's pool as a kernel or codec sees it: plane name -> tensor `[pages, *plane.shape]`."""
+    """One layer's pool as a kernel or codec sees it: plane name -> tensor `[pages, *plane.shape]` on the device.
+
+    The planes are views of one byte buffer with the stride of a page along axis 0: only the inside of a page is
+    contiguous. They stay the same tensors for the life of the engine.
+    """
 
     format: KVFormat
     planes: "Mapping[str, Tensor]" = field(eq=False)
@@ -144,10 +155,13 @@ class Hit:
     """What is resident of a prefix.
 
     Attributes:
-        tokens: one length valid for all groups, a multiple of nothing in particular, at most the asked maximum.
+        tokens: one length valid for all groups, at most the asked maximum and a multiple of every group's page size:
+            a group without a window has all pages below it resident, a window group those that the query at `tokens`
+            still sees. 0 is a miss.
         pages: per group, the page of each page index up to its longest resident prefix; -1 where none is resident
             (a window group needs only the pages its window still sees). A tier may fill missing ones.
-        receipt: the allocator's own note, given back unread to `quote` and `allocate` in the same step.
+        receipt: the allocator's own note, given back unread to `quote` and `allocate` in the same step. `Hit(0, ((),
+            ...))` stands for no hit, and is what comes with sequences that have pages already.
     """
 
     tokens: int
@@ -157,13 +171,14 @@ class Hit:
 
 @frozen(kw_only=True)
 class SlotRequest:
-    """Which positions a span wants.
+    """Which positions a span wants. All in tokens.
 
     Attributes:
         write_from: first position the span writes; pages that overlap `[write_from, stop)` must be exclusively owned.
-        stop: one past the last position that needs a page.
-        external: positions `[hit.tokens, hit.tokens + external)` are filled by a tier: never zeroed.
-        tokens: length the sequence may reach in all, for `fits_ever`.
+        stop: one past the last position that needs a page, drafts and what a device speculator will draft included.
+        external: positions `[hit.tokens, hit.tokens + external)` are filled by a tier: never zeroed. A multiple of
+            every group's page size; then `write_from == stop == hit.tokens + external`.
+        tokens: length the sequence may reach in all, for `fits_ever`; for a running sequence only what it wants now.
     """
 
     write_from: int
@@ -174,7 +189,7 @@ class SlotRequest:
 
 @frozen
 class Quote:
-    """The cost of an allocation. Pages are counted in the scarcest pool (the one with the least room after it).
+    """The cost of an allocation. All fields are pages of one pool: the one with the least room after it.
 
     Attributes:
         new: pages to take.
@@ -197,7 +212,11 @@ class Quote:
 
 @frozen
 class TableDelta:
-    """Entry `index` of a sequence's page table becomes `page`; -1 clears it (slid out, truncated, sealed away)."""
+    """Entry `index` of a sequence's page table becomes `page`; -1 clears it (slid out, truncated, sealed away).
+
+    Entry i covers positions `[i * page_tokens, (i + 1) * page_tokens)`. In a group with an open pool a page of
+    positions lives in one of the two tables, and all before the last entry ever set in `main` count as sealed.
+    """
 
     seq_id: SeqId
     group: GroupId
@@ -208,7 +227,7 @@ class TableDelta:
 
 @frozen
 class Evicted:
-    """A published page that is about to be reused, with the key it could be found by."""
+    """A published main page that is about to be reused, with the key it could be found by."""
 
     group: GroupId
     key: CacheKey
@@ -217,7 +236,9 @@ class Evicted:
 
 @frozen
 class Allocation:
-    """Success: table entries to set and pages whose old content disappears when the next plan runs."""
+    """Success: table entries to set, in order, and pages whose old content disappears when the next plan runs or the
+    load that the allocation is for begins.
+    """
 
     deltas: tuple[TableDelta, ...]
     evicted: tuple[Evicted, ...] = ()
@@ -232,7 +253,9 @@ class NoSpace:
 
 @frozen
 class Published:
-    """What `publish` did: pages that became matchable, and table entries rewritten (deduplicated or sealed)."""
+    """What `publish` did: pages that became matchable by this call, not those that were before, and table entries
+    rewritten (deduplicated or sealed).
+    """
 
     pages: tuple[tuple[GroupId, CacheKey, PageId], ...] = ()
     deltas: tuple[TableDelta, ...] = ()

@@ -37,7 +37,13 @@ class TokenSegment:
 
 @frozen
 class Objectives:
-    """Service objectives in seconds; None means no objective. `deadline` counts from arrival and ends the request."""
+    """Service objectives in seconds above 0, at most 1e9; None means no objective.
+
+    Attributes:
+        ttft: until the first token, from arrival. For scheduling policies; the core does nothing with it.
+        tpot: between two tokens. Likewise.
+        deadline: from arrival; then the request's sequences end with finish reason `deadline`.
+    """
 
     ttft: float | None = None
     tpot: float | None = None
@@ -46,28 +52,34 @@ class Objectives:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. Order of application: processors, logit bias, bad words, penalties, grammar, temperature,
-    top-k, top-p, min-p.
+    """How tokens are drawn. Order of application: processors, logit bias, bad words, penalties, minimum length,
+    grammar, temperature, top-k, top-p, min-p.
+
+    An engine takes integers and reals of any library and any sized collection of ids or names, and hands plugins plain
+    ints, floats and tuples; what is out of range is refused with a RequestError.
 
     Attributes:
-        max_tokens: tokens to generate at the most; 0 computes the prompt only.
-        min_tokens: end-of-sequence and stop ids are masked before this many tokens.
-        temperature: 0 is greedy (argmax, lowest id on ties).
+        max_tokens: tokens to generate at the most; 0 computes the prompt only. A sequence also ends at the engine's
+            `max_model_tokens`.
+        min_tokens: end-of-sequence and stop ids are masked before this many tokens; at most `max_tokens`.
+        temperature: 0 is greedy (argmax, lowest id on ties); at most 100.
         top_k: keep the k most likely; 0 keeps all.
-        top_p: keep the smallest set whose probability reaches p (the token that crosses p stays).
-        min_p: drop tokens below `min_p * max probability`.
-        repetition_penalty: logits of tokens seen in prompt or output are divided (positive) or multiplied (negative).
-        presence_penalty, frequency_penalty: subtracted once, or per occurrence in the output.
-        logit_bias: token id -> added to its logit.
-        bad_words: token sequences whose last token is masked when the others precede it.
-        stop_token_ids: ids that end the sequence besides the model's own.
+        top_p: keep the smallest set whose probability reaches p (the token that crosses p stays); above 0, at most 1.
+        min_p: drop tokens below `min_p * max probability`; 0 to 1.
+        repetition_penalty: logits of tokens seen in prompt or output are divided (positive) or multiplied (negative);
+            0.01 to 100.
+        presence_penalty, frequency_penalty: subtracted once, or per occurrence in the output; -2 to 2.
+        logit_bias: token id -> added to its logit; -1e9 to 1e9.
+        bad_words: token sequences whose last token is masked when the others precede it; none is empty.
+        stop_token_ids: ids that end the sequence besides the model's own; the id is the last token.
         ignore_eos: the model's own end-of-sequence ids do not end the sequence.
-        seed: makes the draw reproducible whatever else runs; None takes a fresh one.
-        n: sequences to draw from the same prompt.
-        logprobs: how many most likely alternatives to report per generated token (0: only the chosen one).
+        seed: makes the draw reproducible whatever else runs; None takes a fresh one. A signed 64-bit integer.
+        n: sequences to draw from the same prompt; 1 to 128, and 1 for scoring.
+        logprobs: how many most likely alternatives to report per generated token (0: only the chosen one); None or 0 to
+            20. Of the model's own logits, before anything in this class applies.
         prompt_logprobs: the same per prompt token.
         processors: names of logits offers that this request uses, in order; the profile must allow them.
-        grammar: (name of a grammar offer, its specification) or None.
+        grammar: (name of a grammar offer, its specification) or None; the profile must allow it.
     """
 
     max_tokens: int = 16
@@ -93,14 +105,15 @@ class SamplingParams:
 
 @frozen(kw_only=True)
 class Request:
-    """One immutable request, token ids only. Validation against a model happens when an engine admits it.
+    """One immutable request, token ids only. Validation against a model happens when an engine admits it; plugins see
+    the validated copy.
 
     Attributes:
-        request_id: unique among the live requests of one engine.
+        request_id: unique among the live requests of one engine; an id is free again once the last event was returned.
         segments: the prompt; at least one token in all.
         task: `generate` draws tokens; `score` reports the log-probability of each prompt token and draws none.
-        priority: larger is more urgent.
-        tenant: whom fairness counts for.
+        priority: larger is more urgent; a signed 64-bit integer.
+        tenant: whom fairness counts for; it does not separate KV, `scope.salt` does.
     """
 
     request_id: str
@@ -123,7 +136,9 @@ class Request:
 class SequenceView(Protocol):
     """A live, read-only window on a sequence that the core owns. Values change between calls, never during one.
 
-    `num_computed <= num_scheduled <= num_allocated`; with nothing in flight `num_computed == num_scheduled`.
+    All counts are tokens. Of a running sequence `num_computed <= num_scheduled <= num_allocated`; with nothing in
+    flight `num_computed == num_scheduled`. Of a waiting one all three are 0, but for the prefix hit that `chunk` is
+    asked about while the sequence is being admitted. A view may be kept as long as its sequence lives.
     """
 
     @property
@@ -141,7 +156,9 @@ class SequenceView(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Prompt and committed output. Do not keep or change it."""
+        """Prompt and committed output. Do not keep or change it: it grows in place. Inside a launch (device
+        speculators) it is exact; on the host it lags by the rows in flight.
+        """
         ...
 
     @property
@@ -169,7 +186,9 @@ class SequenceView(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Bumped by every abort and preemption; results of an older epoch are dropped."""
+        """Bumped whenever the sequence loses its pages (preemption, abort, end, failed load); results of an older epoch
+        are dropped.
+        """
         ...
 
     @property

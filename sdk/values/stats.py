@@ -15,10 +15,15 @@ class StepStats:
     """One committed step. Times in seconds on the engine's clock.
 
     Attributes:
-        rows: target rows computed, of which `prefill_rows` were of prompts (recomputed ones too).
+        step: the step's id; ids grow, and steps that only ran page operations are not reported.
+        started, launched, finished: when its planning began, when it was handed to the device, when it was committed.
+        rows: target rows computed, drafts included, of which `prefill_rows` were of prompts (recomputed ones too).
+        sequences: spans of the step. `waiting`: sequences that wait to start, after it.
         drafted, accepted: draft tokens verified and kept.
-        accepted_by_depth: how many drafts of each depth (1 first) stood.
-        tier_tokens: prompt tokens loaded from tiers.
+        accepted_by_depth: how many spans kept at least 1, 2, ... drafts.
+        preempted, hit_tokens, tier_tokens, faults: since the last report: preemptions; tokens taken from the prefix
+            cache, and loaded from tiers, by sequences that started (again); faults of plugins.
+        kv: the allocator's own numbers after the step.
     """
 
     step: int
@@ -41,7 +46,14 @@ class StepStats:
 
 @frozen(kw_only=True)
 class RequestStats:
-    """One finished sequence. Times in seconds since the request's arrival; negative where it never happened."""
+    """One finished sequence. Times in seconds since the request's arrival; negative where it never happened.
+
+    Attributes:
+        hit_tokens: prompt tokens taken from the prefix cache when the sequence first started.
+        tier_tokens: tokens loaded from tiers, over all its starts.
+        queued: until it first started. `ttft`: until its first token. `total`: until its end.
+        drafted, accepted: draft tokens verified and kept.
+    """
 
     request_id: str
     tenant: str
@@ -64,7 +76,9 @@ class SchedEvent:
     """Something a scheduling policy may learn from. Nothing about the future is in it.
 
     Attributes:
-        kind: what happened.
+        kind: `arrived`: a request entered the queue; `scheduled`: a sequence left it, to run or to load; `preempted`:
+            it is back; `first_token`: it was committed; `finished`: the sequence ended for whatever reason; `step`: a
+            step was committed. Forked children neither arrive nor, where they run at once, are scheduled.
         at: seconds on the engine's clock.
         seq_id: whom it concerns; -1 for a step.
         rows, seconds: of a step: rows computed and how long it took.

@@ -88,9 +88,8 @@ class FakeCore:
         self.steps = 0
         self.drawn = 0
         self.before_return: Callable[[list[OutputEvent]], None] = lambda events: None
-        context = SimpleNamespace(wake=self._woken.set)
         settings = SimpleNamespace(max_sequences=4, threads=1)
-        self.composition: Any = SimpleNamespace(context=context, settings=settings)
+        self.composition: Any = SimpleNamespace(settings=settings)
 
     @property
     def held(self) -> set[tuple[str, int]]:
@@ -127,6 +126,9 @@ class FakeCore:
         self._woken.wait(timeout)
         self._woken.clear()
 
+    def wake(self) -> None:
+        self._woken.set()
+
     @property
     def busy(self) -> bool:
         return bool(self._inbox or self._aborts or self._rows)
@@ -157,7 +159,8 @@ class FakeCore:
         return events
 
     def _work(self, row: _Row) -> list[OutputEvent]:
-        request, tokens = row.request, ()
+        request = row.request
+        tokens: tuple[int, ...] = ()
         if row.over is None:
             tokens = tuple(row.tokens[row.done : row.done + self._burst()])
             row.done += len(tokens)

@@ -138,7 +138,7 @@ def test_leaving_while_the_prompt_is_tokenised_ends_the_request_that_is_added_la
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            added = []
+            added: list[str] = []
             core.before_return = lambda events: added.extend(event.request_id for event in events)
             let_go.set()
             await eventually(lambda: "slow" in added)

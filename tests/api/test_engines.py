@@ -60,7 +60,7 @@ def test_a_wrong_request_names_what_is_wrong(engine: Engine, options: dict[str, 
 
 def test_a_message_needs_role_and_content() -> None:
     with pytest.raises(RequestError, match="message 1"):
-        GenerateRequest(messages=[{"role": "user", "content": "a"}, {"role": "user"}])  # type: ignore[arg-type]
+        GenerateRequest(messages=[{"role": "user", "content": "a"}, {"role": "user"}])
 
 
 def test_plain_prompts_go_through_the_template_and_raw_ones_do_not(engine: Engine) -> None:
@@ -140,7 +140,7 @@ def test_overrides_say_everything_a_profile_can(model: Path, tmp_path: Path) -> 
     shutil.copytree(model, named)
     sets = [text for text in SETS if not text.startswith("engine.max_sequences")]
     tiers = [{"plugin": "host", "options": {"capacity": "1MiB"}}]
-    options = {"kv": {"tiers": tiers}, "engine.max_sequences": 3}
+    options: dict[str, Any] = {"kv": {"tiers": tiers}, "engine.max_sequences": 3}
     with Engine.from_profile(
         "builtin:cpu", model={"path": named, "dtype": "bfloat16"}, sets=sets[1:], **options
     ) as engine:

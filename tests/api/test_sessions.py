@@ -193,7 +193,7 @@ def test_a_chat_answer_begins_without_the_space_of_sentencepiece_and_a_continuat
     engine = open_engine(core, ByteTokenizer([b" big", b" city"], strips=True))
     texts = [
         engine.generate(GenerateRequest(prompt="a"))[0].text,
-        engine.generate(GenerateRequest(messages=[{"role": "user", "content": "a"}]))[0].text,  # type: ignore[arg-type]
+        engine.generate(GenerateRequest(messages=[{"role": "user", "content": "a"}]))[0].text,
         engine.generate(GenerateRequest(prompt="a", raw=True))[0].text,
         engine.generate(GenerateRequest(token_ids=[1]))[0].text,
     ]

@@ -98,8 +98,10 @@ def pairwise(grid: Mapping[str, tuple[object, ...]], seed: int, bias: Choice) ->
 
 def case_of(choice: Choice, seed: int) -> Case:
     rng = random.Random(seed)
-    (q_heads, kv_heads), (head_k, head_v) = choice["heads"], choice["size"]  # type: ignore[misc]
+    heads: tuple[int, int] = choice["heads"]  # type: ignore[assignment]
+    size: tuple[int, int] = choice["size"]  # type: ignore[assignment]
     page: int = choice["page"]  # type: ignore[assignment]
+    (q_heads, kv_heads), (head_k, head_v) = heads, size
     window = {"none": None, "1": 1, "page-1": max(1, page - 1), "page": page, "page+1": page + 1, "256": 256}
     params = AttnParams(
         q_heads=q_heads,

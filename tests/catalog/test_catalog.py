@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokloom.core.catalog import Catalog
-from tokloom.sdk import CompositionError, Offer, SchedulerCaps
+from tokloom.sdk import CompositionError, NoOptions, Offer, SchedulerCaps
 
 HEALTHY = """
 from tokloom.sdk import NoOptions, Offer, SchedulerCaps, hookimpl
@@ -108,7 +108,7 @@ def test_an_unknown_name_suggests_a_near_one(site: Path) -> None:
 
 
 def test_offers_can_be_given_directly() -> None:
-    offer = Offer(
+    offer: Offer[NoOptions, None] = Offer(
         kind="scheduler",
         name="own",
         contract="0.1",

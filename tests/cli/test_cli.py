@@ -118,12 +118,13 @@ def test_a_prompt_file_is_answered_in_order(model: Path, tmp_path: Path) -> None
         ('{"prompt": null}', "neither prompt"),
         ('{"prompt": 3}', "prompt is int"),
         ('{"prompt": "\\ud800"}', "half of a character"),
-        ('{"messages": "hello"}', "messages: is str"),
+        ('{"messages": "hello"}', "messages is 'hello'"),
         ('{"messages": []}', "messages is empty"),
         ('{"messages": [3]}', "message 0 is int"),
-        ('{"prompt": "a", "stop": 3}', "stop: is int"),
+        ('{"prompt": "a", "stop": 3}', "stop is 3"),
         ('{"prompt": "a", "stop": [3]}', "stop string 3"),
         ('{"prompt": "a", "raw": "yes"}', "raw is 'yes'"),
+        ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
         ('{"prompt": "a", "priority": "high"}', "priority is 'high'"),
     ],
 )
@@ -199,7 +200,7 @@ def test_debug_shows_where_an_error_comes_from(model: Path) -> None:
 
 def test_a_line_that_fails_while_running_keeps_its_place(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a"}\n{"prompt": "b", "temperature": -1}\n{"prompt": "c"}\n')
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "too long" * 100, "c")))
     done = run("generate", "--model", str(model), *FLAGS, "--max-tokens", "2", "--prompt-file", str(file))
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert ["error" in answer for answer in answers] == [False, True, False]

@@ -113,6 +113,7 @@ class Rig:
     """Plays the core: leases pages for jobs, collects Dones, checks that each job has exactly one."""
 
     def __init__(self, **options: object) -> None:
+        self._others = set(threading.enumerate())
         self.context = FakeContext()
         (offer,) = tokloom_connector()
         made = HostOptions(**{"capacity": "1MiB", **options})  # type: ignore[arg-type]
@@ -121,6 +122,10 @@ class Rig:
         self.live: dict[int, SdkJob] = {}
         self.done: dict[int, Done] = {}
         self.next_job = 1
+
+    def runs_a_thread(self) -> bool:
+        """Whether a tier's thread lives that did not before this one was made."""
+        return any(thread.name == "tokloom-host-tier" for thread in {*threading.enumerate()} - self._others)
 
     def fill(self, group: int, page: int, number: int) -> None:
         """Compute: the device page now holds the content of a key."""

@@ -369,7 +369,7 @@ def test_closing_ends_running_and_waiting_jobs_and_leaves_no_thread(rig: Rig) ->
     for job_id in jobs:
         rig.tier.cancel(job_id)
     rig.poll()
-    assert not any(thread.name == "tokloom-host-tier" for thread in threading.enumerate())
+    assert not rig.runs_a_thread()
     assert rig.tier.stats()["bytes"] == 0
     rig.tier.close()
 
@@ -388,7 +388,7 @@ def test_a_closed_tier_matches_nothing_and_still_ends_its_jobs(rig: Rig) -> None
 def test_no_thread_runs_before_the_first_job(rig: Rig) -> None:
     rig.held(0, [1])
     rig.tier.poll()
-    assert not any(thread.name == "tokloom-host-tier" for thread in threading.enumerate())
+    assert not rig.runs_a_thread()
 
 
 def test_a_thread_that_cannot_start_makes_the_tier_unhealthy_and_fails_jobs(

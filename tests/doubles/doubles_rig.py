@@ -195,10 +195,10 @@ def paged(
     tree = None
     if last and any(own.tree for own in case.rows):
         tree = torch.zeros(len(counts), widest, widest, dtype=torch.bool)
-        for b, own in enumerate(case.rows):
+        for b, rows in enumerate(case.rows):
             n = counts[b]
             whole = torch.ones(n, n).bool()
-            mask = torch.tensor(own.tree) if own.tree else whole.tril() if case.params.causal else whole
+            mask = torch.tensor(rows.tree) if rows.tree else whole.tril() if case.params.causal else whole
             tree[b, widest - n :, widest - n :] = mask
     batch = AttnBatch(
         group=0,

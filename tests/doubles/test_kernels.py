@@ -178,7 +178,7 @@ def test_the_plain_kernel_takes_plain_batches_only() -> None:
     case, where = one_row()
     check(attend(kernel, case, where), case)
     tree = torch.ones(1, 2, 2, dtype=torch.bool)
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "tree": {"tree": tree},
         "start past": {"kv_start": where.batch.kv_start + 4},
         "not exact": {"host_exact": False},

@@ -133,7 +133,7 @@ def test_sampled_drafts_are_drawn_through_the_context_in_order() -> None:
     bound = context()
     bound.bind_sampling(lambda *_: 0.5, draw)
     plugin, view = Sampled(Seeded(), bound), View(5, [1, 2, 3])
-    plugin.begin(view, -1)
+    plugin.begin(view, -1)  # type: ignore[arg-type]  # as much as it looks at
     draft = propose(plugin, view, 3)
     assert asked == [(5, 1), (5, 2), (5, 3)]
     assert draft == Draft.chain([1, 2, 0], sampled=True)
@@ -166,7 +166,7 @@ class Drafting:
             np.array(following),
             positions,
             {0: torch.tensor(features, dtype=torch.float64)},
-            self.pages([int(self.table[0, p // 4]) * 4 + p % 4 for p in positions]),
+            self.pages([int(self.table[0, p // 4]) * 4 + p % 4 for p in positions.tolist()]),
         )
 
     def propose(self) -> Draft:

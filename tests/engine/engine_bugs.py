@@ -29,13 +29,13 @@ def bug(what: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None
 def rejected_rows_stay_scheduled(patch: Patch) -> None:
     original = commit.Committer._commit_span
 
-    def forgetful(self: Any, span: Any, result: Any) -> bool:
+    def forgetful(self: Any, span: Any, result: Any) -> int:
         seq = self._state.live.get(span.seq_id)
         before = seq.num_scheduled if seq else 0
-        alive = original(self, span, result)
-        if alive and seq is not None and result.drafted > len(result.accepted):
+        known = original(self, span, result)
+        if known and seq is not None and result.drafted > len(result.accepted):
             seq.num_scheduled = before
-        return alive
+        return known
 
     patch.setattr(commit.Committer, "_commit_span", forgetful)
 

@@ -7,7 +7,7 @@ from engine_world import World, state_pending
 
 from tokloom.conformance.doubles import oracle
 from tokloom.core.composition import Composition
-from tokloom.sdk import CopyPage, SealPage, ZeroPage
+from tokloom.sdk import CopyPage, Pool, SealPage, ZeroPage
 
 Place = tuple[int, str, int]
 
@@ -28,6 +28,11 @@ class CheckedWorld(World):
         self._launch = self.core.runner.launch
         self.core.runner.launch = self._record  # type: ignore[method-assign]
 
+    @property
+    def allocator(self) -> Any:
+        """The plugin, with the tables that only its own kind has."""
+        return self.core.state.allocator
+
     def _record(self, plan: Any) -> Any:
         named: set[Place] = set()
         for span in plan.spans:
@@ -39,12 +44,12 @@ class CheckedWorld(World):
         return self._launch(plan)
 
     def _places(self, seq_id: int) -> list[Place]:
-        row = self.core.state.allocator.rows.get(seq_id)
+        row = self.allocator.rows.get(seq_id)
         if row is None:
             return []
         return [
             (group.id, part.name, page)
-            for group, table in zip(self.core.state.allocator.groups, row.tables, strict=True)
+            for group, table in zip(self.allocator.groups, row.tables, strict=True)
             for part in group.parts(table)
             for page in part.entries
             if page >= 0
@@ -62,7 +67,7 @@ class CheckedWorld(World):
         """Replaced by the checks below."""
 
     def _check_launched(self) -> None:
-        groups = self.core.state.allocator.groups
+        groups = self.allocator.groups
         available = {
             (group.id, name): {*pool.free, *pool.cached}
             for group in groups
@@ -82,8 +87,8 @@ class CheckedWorld(World):
             row = rows.of(seq.seq_id)
             assert int(rows.computed[row]) == seq.num_computed
             assert rows.tokens[row, : rows.length[row]].tolist() == seq.tokens
-            own = self.core.state.allocator.rows[seq.seq_id]
-            for group, table in zip(self.core.state.allocator.groups, own.tables, strict=True):
+            own = self.allocator.rows[seq.seq_id]
+            for group, table in zip(self.allocator.groups, own.tables, strict=True):
                 for part in group.parts(table):
                     mirror = rows.tables[group.id, part.name][row].tolist()
                     wanted = list(part.entries) + [-1] * (len(mirror) - len(part.entries))
@@ -92,7 +97,7 @@ class CheckedWorld(World):
 
     def _unfilled(self) -> set[Place]:
         """Pages that an operation which has not run for certain is yet to fill."""
-        ops = [op for op, _ in self.core.state.allocator.pending]
+        ops = [op for op, _ in self.allocator.pending]
         for plan, *_ in self.core._in_flight:
             ops += plan.ops
         return {_touched(op)[-1] for op in ops}
@@ -100,7 +105,7 @@ class CheckedWorld(World):
     def _check_all_content(self) -> None:
         unfilled = self._unfilled()
         for seq in self.core.state.running.values():
-            own = self.core.state.allocator.rows[seq.seq_id]
+            own = self.allocator.rows[seq.seq_id]
             wanted = oracle.tags(seq.tokens[: seq.num_computed], self.windows)
             for group, table in zip(self.composition.context.layout.groups, own.tables, strict=True):
                 if group.owner == "model":
@@ -111,7 +116,7 @@ class CheckedWorld(World):
         page_tokens = group.page_tokens
         for page in range(low // page_tokens, -(-seq.num_computed // page_tokens)):
             sealed = group.open is None or (page < len(table.main) and table.main[page] >= 0)
-            pool = "main" if sealed else "open"
+            pool: Pool = "main" if sealed else "open"
             number = (table.main if sealed else table.open)[page]
             assert number >= 0, f"page {page} of sequence {seq.seq_id} is gone"
             if (group.id, pool, number) in unfilled:

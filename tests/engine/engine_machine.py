@@ -62,7 +62,13 @@ class Reference:
             world = self._worlds.get(model)
             if world is None:
                 allocator = {"plugin": "paged", "options": {"prefix_cache": False}}
-                options = {"pages": 400, "batch": 400, "sequences": 8, "longest": LONGEST, "allocator": allocator}
+                options: dict[str, Any] = {
+                    "pages": 400,
+                    "batch": 400,
+                    "sequences": 8,
+                    "longest": LONGEST,
+                    "allocator": allocator,
+                }
                 world = self._worlds[model] = World(compose(model=model, **options), check=False)
             world.outcomes.clear()
             world.run(alone)
@@ -152,7 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority: int,
         copies: int,
     ) -> None:
-        options: dict[str, Any] = {
+        kinds: dict[str, dict[str, Any]] = {
             "plain": {},
             "score": {"task": "score", "n": 1, "prompt_logprobs": 1},
             "logprobs": {"prompt_logprobs": 0, "logprobs": 2},
@@ -160,8 +166,8 @@ class EngineMachine(RuleBasedStateMachine):
             "shift": {"processors": ("shift",), "repetition_penalty": 1.3},
             "stops": {"stop_token_ids": (2, 5)},
             "deadline": {"objectives": Objectives(deadline=1.0)},
-        }[kind]
-        fields = {"max_tokens": max_tokens, "n": n, "temperature": float(hot), "seed": seed, **options}
+        }
+        fields = {"max_tokens": max_tokens, "n": n, "temperature": float(hot), "seed": seed, **kinds[kind]}
         for copy in range(copies):
             prompt = [*PATTERN[:common], *tail, *range(copy)] or [0]
             name = str(len(self.requests))

@@ -1,6 +1,7 @@
 """What the engine promises, one behaviour at a time."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -8,7 +9,7 @@ import pytest
 from engine_world import VOCAB, Clock, Outcome, World, compose, greedy, random_requests, request, serial
 
 from tokloom.core.engine import EngineCore
-from tokloom.sdk import CapacityError, Objectives, RequestError, TokenSegment
+from tokloom.sdk import CapacityError, Objectives, TokenSegment
 
 RNG = random.Random(20)
 LONG = [RNG.randrange(VOCAB) for _ in range(60)]
@@ -20,6 +21,10 @@ def said(world: World, name: str, child: int = 0) -> tuple[int, ...]:
 
 def recorder(world: World) -> Any:
     return world.composition.observers[0].plugin
+
+
+def tier_of(world: World) -> Any:
+    return world.composition.connectors[0].plugin
 
 
 # -- batching ---------------------------------------------------------------------------------------------------------
@@ -48,7 +53,7 @@ def test_a_prompt_that_was_computed_is_not_computed_again() -> None:
     world = World(compose())
     world.run(request("a", LONG, max_tokens=2))
     world.run(request("b", LONG, max_tokens=2))
-    assert world.outcomes["b", 0].usage.hit_tokens == 56
+    assert world.usage("b").hit_tokens == 56
     assert said(world, "b") == greedy(LONG, 2)
 
 
@@ -65,7 +70,7 @@ def test_different_salts_share_nothing() -> None:
     world = World(compose())
     world.run(request("a", LONG, salt="one", max_tokens=2))
     world.run(request("b", LONG, salt="two", max_tokens=2))
-    assert world.outcomes["b", 0].usage.hit_tokens == 0
+    assert world.usage("b").hit_tokens == 0
 
 
 def test_preempted_sequences_say_the_same() -> None:
@@ -74,7 +79,7 @@ def test_preempted_sequences_say_the_same() -> None:
     world.run(*requests)
     assert world.core.state.preempted > 0
     assert all(said(world, r.request_id) == greedy(r.prompt_ids, 16) for r in requests)
-    assert sum(o.usage.preemptions for o in world.outcomes.values()) == world.core.state.preempted
+    assert sum(world.usage(*key).preemptions for key in world.outcomes) == world.core.state.preempted
     world.finish()
 
 
@@ -99,7 +104,7 @@ def test_more_samples_than_rows_wait_their_turn() -> None:
 
 
 @pytest.mark.parametrize("example", [{"allocator": "exclusive"}, {"scheduler": "shortest"}, {"attention": "naive"}])
-def test_the_example_plugins_give_the_same_answers(example: dict[str, str]) -> None:
+def test_the_example_plugins_give_the_same_answers(example: dict[str, Any]) -> None:
     world = World(compose(pages=60, **example))
     requests = random_requests(random.Random(4), 6)
     world.run(*requests)
@@ -249,60 +254,6 @@ def test_a_full_queue_refuses_and_keeps_nothing() -> None:
     world.core.add(request("late", LONG[:8]))
 
 
-INVALID: dict[str, dict[str, Any]] = {
-    "no tokens": {"prompt": []},
-    "token outside": {"prompt": [VOCAB]},
-    "negative token": {"prompt": [-1]},
-    "float token": {"prompt": [1.5]},
-    "true as token": {"prompt": [True]},
-    "too long": {"prompt": [1] * 120},
-    "temperature": {"temperature": float("nan")},
-    "negative temperature": {"temperature": -1.0},
-    "top_p zero": {"top_p": 0.0},
-    "top_k negative": {"top_k": -1},
-    "min_p": {"min_p": 1.5},
-    "n": {"n": 0},
-    "huge n": {"n": 10**9},
-    "max_tokens": {"max_tokens": -1},
-    "min above max": {"min_tokens": 9, "max_tokens": 3},
-    "bias outside": {"logit_bias": {VOCAB: 1.0}},
-    "bias infinite": {"logit_bias": {1: float("inf")}},
-    "empty bad word": {"bad_words": ((),)},
-    "stop outside": {"stop_token_ids": (VOCAB,)},
-    "logprobs": {"logprobs": 500},
-    "seed": {"seed": "x"},
-    "penalty": {"repetition_penalty": 0.0},
-    "unknown processor": {"processors": ("nothing",)},
-    "unknown grammar": {"grammar": ("nothing", "1")},
-    "bad grammar": {"grammar": ("parity", "words")},
-    "unknown task": {"task": "dream"},
-    "score with n": {"task": "score", "n": 2},
-    "deadline": {"objectives": Objectives(deadline=-1.0)},
-}
-
-
-@pytest.mark.parametrize("case", INVALID)
-def test_an_invalid_request_is_refused_and_the_next_one_served(case: str) -> None:
-    world = World(compose())
-    options = dict(INVALID[case])
-    prompt = options.pop("prompt", [1, 2, 3])
-    with pytest.raises(RequestError) as caught:
-        world.core.add(request("bad", prompt, **options))
-    assert "'bad'" in str(caught.value) or "grammar" in str(caught.value)
-    world.run(request("good", LONG[:6], max_tokens=3))
-    assert said(world, "good") == greedy(LONG[:6], 3)
-    assert world.outcomes.keys() == {("good", 0)}
-
-
-def test_an_id_that_is_live_is_refused() -> None:
-    world = World(compose())
-    world.add(request("a", LONG[:6]))
-    with pytest.raises(RequestError, match="is live"):
-        world.core.add(request("a", LONG[:6]))
-    world.run()
-    world.core.add(request("a", LONG[:6]))
-
-
 @pytest.mark.parametrize("mode", ["raise", "nonsense"])
 def test_a_broken_policy_means_first_come_first_served(mode: str) -> None:
     world = World(compose(scheduler={"plugin": "broken", "options": {"mode": mode}}, pages=20))
@@ -349,9 +300,7 @@ def test_a_launch_that_raises_ends_only_its_own_sequences() -> None:
         world.core.runner._model = model
         raise RuntimeError("kernel died")
 
-    world.core.runner._model = attrs.make_class("Broken", [], bases=(object,))()
-    world.core.runner._model.forward = boom  # type: ignore[method-assign]
-    world.core.runner._model.logits = model.logits  # type: ignore[method-assign]
+    world.core.runner._model = SimpleNamespace(forward=boom, logits=model.logits)
     world.add(request("b", LONG[:6], max_tokens=5))
     world.run()
     assert world.outcomes["a", 0].reason == "error"
@@ -389,7 +338,7 @@ def test_closing_ends_everything() -> None:
         world.step()
     world.core.close()
     world.core.close()
-    assert world.composition.connectors[0].plugin.closed
+    assert tier_of(world).closed
     with pytest.raises(CapacityError, match="closed"):
         world.core.add(request("c", LONG))
 
@@ -405,7 +354,7 @@ def test_pages_come_back_from_a_tier(tier: Any, model: str) -> None:
     for i in range(4):  # push its pages out of the pool
         world.run(request(f"x{i}", [i, *LONG[:39]], max_tokens=2))
     world.run(request("b", LONG[:40], max_tokens=8))
-    assert world.outcomes["b", 0].usage.tier_tokens > 0
+    assert world.usage("b").tier_tokens > 0
     assert said(world, "b") == greedy(LONG[:40], 8, model)
     assert world.core.state.allocator.stats().evictions > 0
     world.finish()
@@ -421,14 +370,14 @@ def test_blocks_that_fail_are_computed_and_not_asked_again() -> None:
         world.core.state.allocator.invalidate(None)
         world.run(request(f"b{i}", LONG[:40], max_tokens=4))
         assert said(world, f"b{i}") == greedy(LONG[:40], 4)
-    assert world.composition.connectors[0].plugin.failed > 0
+    assert tier_of(world).failed > 0
     world.finish()
 
 
 def test_a_layerwise_connector_hears_of_every_layer() -> None:
     world = World(compose(tiers=["layered"]))
     world.run(request("a", LONG[:5], max_tokens=2))
-    plugin = world.composition.connectors[0].plugin
+    plugin = tier_of(world)
     assert plugin.layers[:4] == [("before", 1, 0), ("after", 1, 0), ("before", 1, 1), ("after", 1, 1)]
     assert plugin.finished
 
@@ -440,7 +389,7 @@ def test_sealing_codecs_seal_and_attend_over_both_pools(residual: int) -> None:
     assert said(world, "a") == greedy(LONG[:30], 12)
     assert world.core.state.allocator.stats().seals > 0
     world.run(request("c", LONG[:30], max_tokens=3))
-    assert world.outcomes["c", 0].usage.hit_tokens > 0
+    assert world.usage("c").hit_tokens > 0
     assert said(world, "c") == greedy(LONG[:30], 3)
     world.finish()
 
@@ -449,7 +398,8 @@ def test_transforms_are_applied_around_attention() -> None:
     world = World(compose(codec="scaled"))
     world.run(request("a", LONG[:30], max_tokens=8))
     assert said(world, "a") == greedy(LONG[:30], 8)
-    assert world.composition.codec.plugin.transforms > 0
+    codec: Any = world.composition.codec.plugin
+    assert codec.transforms > 0
 
 
 def test_a_kernel_may_write_keys_itself() -> None:
@@ -457,7 +407,8 @@ def test_a_kernel_may_write_keys_itself() -> None:
     assert world.composition.writer
     world.run(request("a", LONG[:30], max_tokens=8))
     assert said(world, "a") == greedy(LONG[:30], 8)
-    assert world.composition.decode.plugin.writes > 0
+    kernel: Any = world.composition.decode.plugin
+    assert kernel.writes > 0
 
 
 def test_decode_and_prefill_kernels_may_differ() -> None:
@@ -484,7 +435,8 @@ def test_decode_steps_are_replayed_from_recordings() -> None:
     requests = [request(str(i), LONG[i : i + 10], max_tokens=4 + 4 * i) for i in range(3)]
     world.run(*requests)
     assert world.core.runner.graphs.replays > 8
-    assert world.composition.decode.plugin.replans > 0
+    kernel: Any = world.composition.decode.plugin
+    assert kernel.replans > 0
     assert all(
         said(world, r.request_id) == greedy(r.prompt_ids, len(said(world, r.request_id)), "tagged-window")
         for r in requests
@@ -498,7 +450,7 @@ def test_device_speculators_draft_inside_the_launch(depth: int, mode: str) -> No
     world = World(compose(speculator=section, depth=depth, lazy=True, longest=100))
     world.run(request("a", LONG[:20], max_tokens=60))
     assert said(world, "a") == greedy(LONG[:20], 60)
-    assert world.outcomes["a", 0].usage.accepted > 0
+    assert world.usage("a").accepted > 0
     world.finish()
 
 
@@ -506,9 +458,10 @@ def test_draft_kv_and_features_are_right_through_hits_and_forks() -> None:
     world = World(compose(speculator={"plugin": "featured", "options": {"seed": 2}}))
     world.run(request("a", LONG[:30], max_tokens=12))
     world.run(request("b", LONG[:30], max_tokens=12), request("c", LONG[:21], n=3, temperature=1.0, max_tokens=9))
-    plugin = world.composition.speculator.plugin  # type: ignore[union-attr]
+    assert world.composition.speculator is not None
+    plugin: Any = world.composition.speculator.plugin
     assert plugin.checked > 100
-    assert world.outcomes["b", 0].usage.hit_tokens > 0
+    assert world.usage("b").hit_tokens > 0
     assert said(world, "b") == greedy(LONG[:30], 12)
     assert "speculator.featured" not in world.faults
     world.finish()

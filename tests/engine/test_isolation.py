@@ -38,8 +38,8 @@ def test_pages_of_a_seal_that_raised_are_never_used(depth: int, tier: str | None
     tiers = [tier] if tier else []
     codec = {"plugin": "sealing", "options": {"residual": 0}}
     world = World(compose(codec=codec, batch=8, tiers=tiers, depth=depth, lazy=True), check=False)
-    plugin = world.composition.codec.plugin
-    plugin.seal = raising_at(plugin.seal, call)  # type: ignore[union-attr]
+    plugin: Any = world.composition.codec.plugin
+    plugin.seal = raising_at(plugin.seal, call)
     prompts = {"a": PROMPT[:9], "b": PROMPT[3:12], "c": PROMPT[:12], "d": PROMPT[3:15], "e": PROMPT}
     world.add(request("a", prompts["a"], max_tokens=6))
     world.step()
@@ -73,9 +73,9 @@ def test_a_forward_that_raises_ends_only_its_own_sequences(depth: int, call: int
 def test_a_seal_that_raises_when_nobody_is_left_is_counted() -> None:
     """The last operations of a sequence run after it ended."""
     world = World(compose(codec={"plugin": "sealing", "options": {"residual": 0}}))
-    plugin = world.composition.codec.plugin
-    seal = plugin.seal  # type: ignore[union-attr]
-    plugin.seal = raising_at(seal, 1)  # type: ignore[union-attr]
+    plugin: Any = world.composition.codec.plugin
+    seal = plugin.seal
+    plugin.seal = raising_at(seal, 1)
     world.run(request("a", PROMPT[:8], max_tokens=1))
     assert world.outcomes["a", 0].said == (greedy(PROMPT[:8], 1), "length")
     assert world.core.state.faults.count("runner") == 1
@@ -91,9 +91,9 @@ def test_a_seal_that_raises_when_nobody_is_left_is_counted() -> None:
 @pytest.mark.parametrize("method", ["start", "advance", "mask"])
 def test_a_grammar_that_breaks_ends_its_request_alone(method: str, options: dict[str, Any]) -> None:
     world = World(compose())
-    factory = world.composition.grammars["parity"]
+    factory: Any = world.composition.grammars["parity"]
     if method == "start":
-        factory.start = raising_at(factory.start, 2)  # type: ignore[method-assign]  # the first call validates
+        factory.start = raising_at(factory.start, 2)  # the first call validates
     else:
         start = factory.start
 
@@ -102,7 +102,7 @@ def test_a_grammar_that_breaks_ends_its_request_alone(method: str, options: dict
             setattr(grammar, method, raising_at(getattr(grammar, method), 1))
             return grammar
 
-        factory.start = broken  # type: ignore[method-assign]
+        factory.start = broken
     world.run(request("g", PROMPT[:9], grammar=("parity", "5"), **options), request("b", PROMPT[:5], max_tokens=6))
     assert "error" in {outcome.reason for (name, _), outcome in world.outcomes.items() if name == "g"}
     assert world.outcomes["b", 0].said == (greedy(PROMPT[:5], 6), "length")
@@ -117,7 +117,12 @@ def test_a_policy_that_waits_long_for_a_tier_is_not_blamed() -> None:
     world = World(compose(tiers=[{"plugin": "slow", "options": {"mode": "pending"}}], clock=clock))
     world.composition.connectors[0].plugin.lookup = lambda *_: Pending()  # type: ignore[method-assign]
     world.composition.scheduler.plugin.wait_for_tier = lambda seq, waited: waited < 4.0  # type: ignore[method-assign]
-    world.core._context.wait = lambda _: setattr(clock, "time", clock.time + 0.005)  # type: ignore[method-assign,func-returns-value]
+
+    def wait(timeout: float) -> bool:
+        clock.time += 0.005
+        return False
+
+    world.core._context.wait = wait  # type: ignore[method-assign]
     world.run(request("a", PROMPT[:9], max_tokens=4))
     assert world.outcomes["a", 0].said == (greedy(PROMPT[:9], 4), "length")
     assert clock.time > 104
@@ -146,7 +151,7 @@ def test_admission_is_asked_before_a_tier_loads(verdict: Any) -> None:
         assert "busy" in str(world.outcomes["b", 0].error)
     else:
         assert world.outcomes["b", 0].said == (greedy(PROMPT, 2), "length")
-        assert world.outcomes["b", 0].usage.tier_tokens > 0  # type: ignore[union-attr]
+        assert world.usage("b").tier_tokens > 0
     world.finish()
 
 
@@ -174,6 +179,6 @@ def test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(
     for name in "ab":
         world.run(request(name, PROMPT[:8], max_tokens=0), limit=50)
         assert world.outcomes[name, 0].said == ((), "length")
-    assert world.outcomes["b", 0].usage.hit_tokens > 0  # type: ignore[union-attr]
+    assert world.usage("b").hit_tokens > 0
     assert not world.faults
     world.finish()

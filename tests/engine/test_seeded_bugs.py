@@ -12,6 +12,10 @@ from engine_checks import CheckedWorld
 from engine_world import World, compose, greedy, random_requests, request, serial
 from test_random_programs import run_program
 
+from tokloom.core.device import Handle
+from tokloom.core.plan import Span, StepPlan
+from tokloom.core.runner import StepResult
+
 SEEDS = range(200, 216)
 
 
@@ -55,7 +59,7 @@ def features_of_tree_rows() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     world.run(request("a", prompt, max_tokens=60))
     assert world.outcomes["a", 0].said == (greedy(prompt, 60), "length")
-    assert world.outcomes["a", 0].usage.accepted > 0  # type: ignore[union-attr]
+    assert world.usage("a").accepted > 0
     assert not world.faults
 
 
@@ -65,13 +69,25 @@ def drafts_under_seals() -> None:
     for residual in (0, 3):
         codec = {"plugin": "sealing", "options": {"residual": residual}}
         world = CheckedWorld(compose(speculator=section, codec=codec))
-        launch, spans = world.core.runner.launch, []
-        world.core.runner.launch = lambda plan, launch=launch, spans=spans: (spans.extend(plan.spans), launch(plan))[1]  # type: ignore[misc]
+        spans = planned(world)
         world.run(request("a", [1, 2, 3], max_tokens=60))
         drafted = [span for span in spans if span.k]
         assert drafted
         for span in drafted:
             assert max(0, span.start - residual) // 4 == max(0, span.stop - 1 - residual) // 4, span
+
+
+def planned(world: World) -> list[Span]:
+    """The spans of every plan from now on."""
+    spans: list[Span] = []
+    launch = world.core.runner.launch
+
+    def record(plan: StepPlan) -> Handle[StepResult]:
+        spans.extend(plan.spans)
+        return launch(plan)
+
+    world.core.runner.launch = record  # type: ignore[method-assign]
+    return spans
 
 
 def busy(seed: int, speculator: object) -> int:

@@ -30,7 +30,7 @@ def test_the_last_rows_of_a_sequence_that_ends_at_once_are_ingested(length: int)
     world = told("featured")
     world.run(request("a", PROMPT[:length], max_tokens=1))
     world.run(request("b", PROMPT, max_tokens=8))
-    assert world.outcomes["b", 0].usage.hit_tokens > 0  # type: ignore[union-attr]
+    assert world.usage("b").hit_tokens > 0
     assert world.composition.speculator.plugin.checked > 0  # type: ignore[union-attr]
     assert not speculator_faults(world)
     world.finish()
@@ -46,7 +46,7 @@ def test_rows_behind_a_stop_are_not_ingested(speculator: str, seed: int) -> None
     )
     first = tokens.index(tokens[7])
     assert world.outcomes["a", 0].said == (tokens[: first + 1], "stop")
-    assert world.outcomes["b", 0].usage.drafted > 0  # type: ignore[union-attr]
+    assert world.usage("b").drafted > 0
     assert not speculator_faults(world)
 
 

@@ -63,7 +63,16 @@ def test_example_plugins_work_as_wheels_named_by_a_profile(model: Path, tmp_path
     for kind in KINDS:
         source = tmp_path / kind
         shutil.copytree(EXAMPLES / "plugins" / kind, source)
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "wheels", source]
+        build: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            tmp_path / "wheels",
+            source,
+        ]
         run(build)
     environment.install(*sorted((tmp_path / "wheels").glob("*.whl")))
     listed = run([environment.bin / "tokloom", "plugins"], cwd=tmp_path)
@@ -76,7 +85,15 @@ def test_example_plugins_work_as_wheels_named_by_a_profile(model: Path, tmp_path
         table = "[kv]\n" if kind in ("allocator", "codec") else ""
         profile = tmp_path / "profile.toml"
         profile.write_text('schema = 1\nextends = "builtin:cpu"\n' + table + "\n".join(chosen) + "\n")
-        command = [environment.bin / "tokloom", "generate", "--profile", profile, "--model", model, *flags]
+        command: list[str | Path] = [
+            environment.bin / "tokloom",
+            "generate",
+            "--profile",
+            profile,
+            "--model",
+            model,
+            *flags,
+        ]
         out = run([*command, "--max-tokens", "12", "--ignore-eos", "--json", "hello there"], cwd=tmp_path)
         answers[kind] = json.loads(out)
         if kind:

@@ -5,6 +5,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,13 @@ from tokloom.plugins.models.decoder.family import DecoderFamily
 from tokloom.plugins.quant.weights.dense.method import DenseWeights
 from tokloom.sdk import CheckpointError, ModelSource
 
-SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 TENSORS = "model.safetensors"
 
 
@@ -33,7 +40,7 @@ def retensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) ->
 
 
 Q = "model.layers.1.self_attn.q_proj.weight"
-FOLDER_DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+FOLDER_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
@@ -117,7 +124,7 @@ def patched(path: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(data.replace(old, new, 1))
 
 
-GGUF_DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+GGUF_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong magic": (lambda p: patched(p, b"GGUF", b"GGML"), "magic"),
     "version 1": (lambda p: patched(p, b"GGUF\x03", b"GGUF\x01"), "version 1"),
     "empty": (lambda p: p.write_bytes(b""), "cannot be read"),

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tokloom.plugins.ops.torch.ops import TorchOps
 from tokloom.plugins.quant.weights.dense.method import DenseWeights
 from tokloom.sdk import ForwardBatch, ModelSource
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 160,
     "num_attention_heads": 6,
@@ -43,7 +44,7 @@ def test_every_type_gives_the_logits_of_the_same_rounded_weights(tmp_path: Path,
     assert (logits(tmp_path / "m.gguf", ids) - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
-def test_rope_factors_in_the_file_divide_the_frequencies(tmp_path: Path) -> None:
+def test_rope_factors_in_the_file_divide_the_frequencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gguf
 
     reference = tiny_llama(tmp_path, tie_word_embeddings=True, **SIZES)
@@ -55,11 +56,9 @@ def test_rope_factors_in_the_file_divide_the_frequencies(tmp_path: Path) -> None
         self.add_tensor("rope_freqs.weight", np.full(16, 4.0, dtype=np.float32))
         original(self)
 
-    gguf.GGUFWriter.write_header_to_file = with_factors
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_factors)
         write_gguf(scaled, reference)
-    finally:
-        gguf.GGUFWriter.write_header_to_file = original
     linear = tiny_llama(
         tmp_path / "hf",
         tie_word_embeddings=True,

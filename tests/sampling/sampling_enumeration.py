@@ -75,7 +75,8 @@ def random_law(rng: np.random.Generator, vocab: int, holes: float = 0.3) -> Law:
     w[rng.random(vocab) < holes] = 0.0
     if w.sum() == 0.0:
         w[rng.integers(vocab)] = 1.0
-    return w / w.sum()
+    law: Law = w / w.sum()
+    return law
 
 
 def laws_by_prefix(seed: int, vocab: int, holes: float = 0.3) -> LawOf:

@@ -54,7 +54,8 @@ def without(law: Law, tokens: Sequence[int]) -> Law:
     if left.sum() == 0.0:
         left[:] = 1.0
         left[list(tokens)] = 0.0
-    return left / left.sum()
+    rest: Law = left / left.sum()
+    return rest
 
 
 def rejection(
@@ -128,7 +129,7 @@ def book(script: Script, p: LawOf, q: LawOf, parents: Sequence[int]) -> Prefix:
     """What the core makes of siblings drawn independently: repeats are dropped, laws that could repeat are one-hot."""
     tokens, laws = draft(parents, lambda path, taken: (script.draw(0, q(path)), q(path)))
     proposed = Draft(tokens, parents, sampled=True)
-    cleaned = clean(proposed, len(laws[0]), 99)
+    cleaned = clean(proposed, len(p(())), 99)
     deep = depths(proposed)
     drawn = [Drawn(t, d, own) for t, d, own in zip(tokens, deep, laws, strict=True) if own is not None]
     kept = [trusted_law(proposed, drawn, node) for node in cleaned.kept]

@@ -133,4 +133,4 @@ def test_one_stall_does_not_spoil_what_was_learned() -> None:
 def test_options_are_checked() -> None:
     for wrong in ({"smoothing": 0.0}, {"smoothing": 1.1}, {"margin": -1.0}, {"dwell": 0}, {"prior": 2.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            ControllerOptions(**wrong)  # type: ignore[arg-type]
+            ControllerOptions(**wrong)

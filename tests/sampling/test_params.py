@@ -54,7 +54,7 @@ WRONG: list[tuple[str, Any]] = [
     ("logprobs", 21),
     ("prompt_logprobs", 21),
     ("processors", ("a", 1)),
-    ("processors", ["a"]),
+    ("processors", "a"),
     ("grammar", ("json",)),
     ("grammar", "json"),
 ]

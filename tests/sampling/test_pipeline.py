@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sampling_schemes import draft, emitted, likeliest, paths, without
 from torch import Tensor
 
 from tokloom.core.sampling import laws
-from tokloom.core.sampling.pipeline import Batch, process, view_grammar
+from tokloom.core.sampling.pipeline import Batch, Faults, process, view_grammar
 from tokloom.core.sampling.state import Row, SequenceState
 from tokloom.core.sampling.verify import verify_match, verify_rejection
 from tokloom.sdk import LogitsRow, Request, SamplingParams, TokenSegment
@@ -42,7 +43,9 @@ def random_params(chance: random.Random, vocab: int, *, greedy: float = 0.15) ->
     def maybe(value: float, default: float) -> float:
         return value if chance.random() < 0.5 else default
 
-    token = lambda: chance.randrange(vocab)  # noqa: E731
+    def token() -> int:
+        return chance.randrange(vocab)
+
     return SamplingParams(
         max_tokens=8,
         min_tokens=chance.choice([0, 0, 1, 3]),
@@ -125,18 +128,18 @@ def test_every_row_is_processed_with_its_own_prefix_as_the_reference_does(seed: 
             expected.append(law(x, params))
     if not rows:
         return
-    faults: dict = {}
-    x = process(Batch(rows, masks), torch.tensor(raws, dtype=torch.float64), faults)
+    faults: Faults = {}
+    out = process(Batch(rows, masks), torch.tensor(raws, dtype=torch.float64), faults)
     assert not faults
     for i, row in enumerate(rows):
         params = row.state.params
         if params.temperature == 0.0:
-            assert int(x[i].argmax()) == int(expected[i].argmax()), f"seed {seed} row {i}"
+            assert int(out[i].argmax()) == int(np.argmax(expected[i])), f"seed {seed} row {i}"
             continue
         # The whole batch at once for rows that are drawn, so that filters of other rows are there too.
         drawn = [j for j, r in enumerate(rows) if r.state.params.temperature > 0.0]
-        filters = laws.Filters.of([rows[j].state.params for j in drawn], x.device)
-        got = laws.law(x[drawn], filters)[drawn.index(i)].numpy()
+        filters = laws.Filters.of([rows[j].state.params for j in drawn], out.device)
+        got = laws.law(out[drawn], filters)[drawn.index(i)].numpy()
         # The processor works in float32.
         limit = 1e-6 if row.state.processors else 1e-12
         assert np.abs(got - expected[i]).sum() / 2 < limit, f"seed {seed} row {i} {params}"
@@ -155,7 +158,8 @@ def test_drafts_change_no_law_under_any_pipeline_option(scheme: str, seed: int) 
     salt = random.Random(seed + 1000).randrange(1 << 30)
 
     def raw(prefix: Prefix) -> list[float]:
-        return np.random.default_rng([salt, *prefix]).normal(0, 1.5, size=vocab).tolist()
+        drawn: list[float] = np.random.default_rng([salt, *prefix]).normal(0, 1.5, size=vocab).tolist()
+        return drawn
 
     def target(prefix: Prefix) -> np.ndarray:
         fresh, probe = EvenSumGrammar(vocab), EvenSumGrammar(vocab)
@@ -166,7 +170,8 @@ def test_drafts_change_no_law_under_any_pipeline_option(scheme: str, seed: int) 
 
     def q(prefix: Prefix) -> np.ndarray:
         w = np.random.default_rng([salt, 9, *prefix]).gamma(1.0, size=vocab) + 0.01
-        return w / w.sum()
+        law_of_draft: np.ndarray = w / w.sum()
+        return law_of_draft
 
     params = random_params(chance, vocab, greedy=0.1)
     while any(target(p).sum() == 0.0 for p in _reachable(target, vocab, length)):
@@ -242,14 +247,15 @@ def test_penalties_and_filters_agree_with_transformers() -> None:
         raw = torch.randn(1, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         ids = torch.tensor([prefix])
         x = raw.clone()
-        for step in (
+        steps: tuple[Any, ...] = (
             NoBadWordsLogitsProcessor([list(w) for w in params.bad_words], eos_token_id=None),
             RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
             TemperatureLogitsWarper(params.temperature),
             TopKLogitsWarper(params.top_k),
             TopPLogitsWarper(params.top_p),
             MinPLogitsWarper(params.min_p),
-        ):
+        )
+        for step in steps:
             x = step(ids, x)
         row = Row(make_state(params, prefix[:6], vocab), np.array(prefix), ())
         mine = process(Batch([row], [None]), raw.clone(), {})

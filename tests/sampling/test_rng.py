@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tokloom.core.sampling import derive, rng, stream, uniform, uniforms
+from tokloom.core.sampling.rng import StreamKind
 
 
 @pytest.mark.parametrize(
@@ -56,5 +57,5 @@ def test_numbers_are_uniform_along_every_argument(axis: str) -> None:
 
 def test_children_and_kinds_of_stream_do_not_meet() -> None:
     assert len({derive(seed, child) for seed in range(50) for child in range(50)}) == 2500
-    kinds = ("token", "accept", "draft", "child", "plugin")
+    kinds: tuple[StreamKind, ...] = ("token", "accept", "draft", "child", "plugin")
     assert len({stream(k, i) for k in kinds for i in range(100)}) == 500

@@ -31,7 +31,8 @@ def model(salt: int, vocab: int = VOCAB) -> Model:
     """Logits that depend on the whole prefix, with many ties."""
 
     def logits(prefix: Sequence[int]) -> list[float]:
-        return np.random.default_rng([salt, *prefix]).normal(0, 2, size=vocab).round(1).tolist()
+        drawn: list[float] = np.random.default_rng([salt, *prefix]).normal(0, 2, size=vocab).round(1).tolist()
+        return drawn
 
     return logits
 
@@ -224,7 +225,8 @@ def test_logprobs_are_those_of_the_raw_rows_that_emitted_the_tokens() -> None:
     assert (first.tokens, first.accepted, second.logprobs) == (((4, 4, 4),), (1, 2), ((),))
     for row, logs in zip((1, 3, 4), first.logprobs[0], strict=True):
         exact = logits[row].double().log_softmax(-1)
-        order = sorted(range(VOCAB), key=lambda t, e=exact: (-float(e[t]), t))[:3]
+        values = exact.tolist()
+        order = sorted(range(VOCAB), key=[(-value, t) for t, value in enumerate(values)].__getitem__)[:3]
         assert logs.ids == tuple(order)
         assert logs.values == pytest.approx([float(exact[t]) for t in order], abs=1e-5)
         assert logs.chosen == pytest.approx(float(exact[4]), abs=1e-5)
@@ -373,7 +375,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     degrees = int(possible.sum()) - 1
     statistic = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
     scale = 2 / (9 * degrees)
-    return ((statistic / degrees) ** (1 / 3) - (1 - scale)) / scale**0.5
+    return float(((statistic / degrees) ** (1 / 3) - (1 - scale)) / scale**0.5)
 
 
 @pytest.mark.parametrize("mode", ["match", "rejection"])
@@ -388,7 +390,8 @@ def test_the_real_draws_follow_the_joint_law_of_two_tokens(mode: str, shape: tup
     counts = np.zeros((vocab, vocab))
     accepted = 0
     for low in range(0, n, 500):
-        spans, rows = [], []
+        spans: list[SpanRows] = []
+        rows: list[int] = []
         for seq_id in range(low, low + 500):
             sampler.begin(seq_id, request(params, [1]), num_prompt=1, seed=seq_id * 7919)
             tokens: list[int] = []
@@ -433,7 +436,12 @@ def test_rejection_accepts_every_draft_when_q_is_p() -> None:
 
 
 def test_a_draft_that_hides_or_replaces_a_drawn_token_is_matched_from_then_on() -> None:
-    for tamper in (lambda t: [t[0]], lambda t: [t[0], (t[1] + 1) % 6], lambda t: []):
+    tampers: tuple[Callable[[list[int]], list[int]], ...] = (
+        lambda t: [t[0]],
+        lambda t: [t[0], (t[1] + 1) % 6],
+        lambda t: [],
+    )
+    for tamper in tampers:
         sampler = Sampler(6, mode="rejection")
         sampler.begin(0, request(SamplingParams(), [1]), num_prompt=1, seed=3)
         drawn = [sampler.sample_draft(0, depth, depth, torch.zeros(6)) for depth in (1, 2)]

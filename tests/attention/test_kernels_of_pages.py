@@ -4,12 +4,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from paged_cases import (
-    NAN,
     Case,
     Heap,
     Span,
@@ -23,7 +23,7 @@ from paged_cases import (
     plain,
     stored,
 )
-from poisoned_pages import codec_named, format_of, sparse_pages
+from poisoned_pages import NAN, codec_named, format_of, sparse_pages
 from torch import Tensor
 
 from tokloom.plugins.attention.torch import CAPABILITIES, tokloom_attention
@@ -39,7 +39,7 @@ MIXED = (
     Span(200, 260),
 )
 CHAINS = tuple(Span(s.rows, s.keys) for s in MIXED)
-EVERYTHING = {
+EVERYTHING: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 19},
     "capped": {"soft_cap": 2.0, "scale": 0.7},
@@ -111,7 +111,7 @@ CHANGES: list[dict[str, object]] = [{"soft_cap": 1.0}, {"scale": 0.9}, {"window"
 @pytest.mark.parametrize(
     ("change", "size"), [(c, s) for c in CHANGES for s in SPAN_SIZES if "causal" not in c or s[0] > 1], ids=str
 )
-def test_every_parameter_changes_the_result(change: dict[str, object], size: tuple[int, int]) -> None:
+def test_every_parameter_changes_the_result(change: dict[str, Any], size: tuple[int, int]) -> None:
     spans = (Span(*size),)
     base = make_data(Case(plain(scale=0.5), spans, seed=5))
     other = make_data(Case(plain(**{"scale": 0.5, **change}), spans, seed=5))
@@ -314,7 +314,7 @@ def test_pages_in_another_float_dtype_are_read(stored_as: str) -> None:
 def test_formats_are_judged_by_their_planes() -> None:
     def verdict(
         planes: list[tuple[str, str, tuple[int, ...]]], params: AttnParams | None = None, dtype: str = "float32"
-    ):  # type: ignore[no-untyped-def]
+    ) -> Accepts | Unsupported:
         spec = LayerSpec(0, params or plain(4, 2, 32, 48), dtype)
         return make_kernel().accepts(spec, KVFormat.pack("anything", 16, planes))
 
@@ -324,7 +324,7 @@ def test_formats_are_judged_by_their_planes() -> None:
     assert isinstance(verdict([k, v]), Accepts)
     assert isinstance(verdict([v, k]), Accepts)
     assert isinstance(verdict([k8, v8, *scales]), Accepts)
-    for planes in (
+    wrong: tuple[list[tuple[str, str, tuple[int, ...]]], ...] = (
         [k],
         [k, v, ("k_zero", "float32", (16, 2))],
         [k, v, *scales],
@@ -336,7 +336,8 @@ def test_formats_are_judged_by_their_planes() -> None:
         [k8, v8, ("k_scale", "float32", (16, 2, 1)), scales[1]],
         [k8, v8, ("k_scale", "int32", (16, 2)), scales[1]],
         [],
-    ):
+    )
+    for planes in wrong:
         answer = verdict(planes)
         assert isinstance(answer, Unsupported), planes
         assert answer.reason

@@ -1,0 +1,134 @@
+"""Requests as callers give them, checked before they enter the loop."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from tokloom.core.checks import Checks
+from tokloom.core.parameters import validate
+from tokloom.core.shown import shown
+from tokloom.sdk import Objectives, PluginFault, Request, RequestError, SamplingParams, Scope, TokenSegment
+
+if TYPE_CHECKING:
+    from tokloom.core.composition import Composition
+
+#: longest objective or deadline, seconds
+MAX_SECONDS: Final = 1e9
+
+
+def admissible(request: Request, composition: "Composition") -> Request:
+    """The same request with plain Python values in every field, which may then be taken on trust.
+
+    Raises:
+        RequestError: names the request, the field, its value and what is allowed.
+        PluginFault: a grammar's factory raised something else.
+    """
+    if not isinstance(request, Request):
+        raise RequestError(f"the request is {type(request).__name__}", remedy="Give a tokloom.sdk.Request")
+    subject = f"request {shown(request.request_id)}"
+    checks = Checks(subject)
+    request_id = checks.text("request_id", request.request_id)
+    spec, settings = composition.model.spec, composition.settings
+    segments = _segments(request.segments, spec.vocab_size, checks)
+    length = sum(len(segment.ids) for segment in segments)
+    if not length:
+        raise RequestError("the prompt has no tokens", subject=subject, remedy="Give at least one token")
+    sampling = validate(request.sampling, spec.vocab_size, subject)
+    if checks.text("task", request.task) not in ("generate", "score"):
+        checks.fail("task", request.task, "generate or score")
+    if request.task == "score" and sampling.n != 1:
+        checks.fail("n", sampling.n, "1, since scoring draws nothing")
+    room = settings.max_model_tokens - (1 if request.task == "generate" and sampling.max_tokens else 0)
+    if length > room:
+        raise RequestError(
+            f"the prompt has {length} tokens and at most {room} fit the context",
+            subject=subject,
+            remedy="Shorten the prompt, or raise engine.max_model_tokens if the model allows it",
+        )
+    _check_plugins(sampling, composition, subject)
+    return attrs.evolve(
+        request,
+        request_id=request_id,
+        segments=segments,
+        sampling=sampling,
+        priority=clean_priority(request.priority, checks),
+        tenant=checks.text("tenant", request.tenant),
+        objectives=clean_objectives(request.objectives, checks),
+        scope=_scope(request.scope, checks),
+    )
+
+
+def _segments(given: object, vocab_size: int, checks: Checks) -> tuple[TokenSegment, ...]:
+    """With plain integers."""
+    clean: list[TokenSegment] = []
+    position = 0
+    for segment in checks.items("segments", given, "a tuple of TokenSegment"):
+        if not isinstance(segment, TokenSegment):
+            checks.fail("segments", given, "a tuple of TokenSegment")
+        ids = segment.ids
+        if {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+            clean.append(segment)
+        else:
+            clean.append(TokenSegment(_token(at, token, vocab_size, checks) for at, token in enumerate(ids, position)))
+        position += len(ids)
+    return tuple(clean)
+
+
+def _token(position: int, token: object, vocab_size: int, checks: Checks) -> int:
+    return checks.integer(f"prompt token {position}", token, 0, vocab_size - 1)
+
+
+def clean_priority(given: object, checks: Checks) -> int:
+    return checks.integer("priority", given, -(2**63))
+
+
+def clean_objectives(given: object, checks: Checks) -> Objectives:
+    if not isinstance(given, Objectives):
+        checks.fail("objectives", given, "Objectives")
+    seconds = {
+        name: checks.number(f"objectives.{name}", value, 0.0, MAX_SECONDS, low_open=True)
+        for name in ("ttft", "tpot", "deadline")
+        if (value := getattr(given, name)) is not None
+    }
+    return Objectives(**seconds)
+
+
+def _scope(given: object, checks: Checks) -> Scope:
+    if not isinstance(given, Scope):
+        checks.fail("scope", given, "a Scope")
+    return Scope(
+        salt=checks.text("scope.salt", given.salt),
+        adapter=checks.text("scope.adapter", given.adapter),
+        media=checks.texts("scope.media", given.media),
+    )
+
+
+def _check_plugins(sampling: SamplingParams, composition: "Composition", subject: str) -> None:
+    for name in sampling.processors:
+        if name not in composition.processors:
+            raise _not_allowed("processors", "logits processor", name, sorted(composition.processors), subject)
+    if sampling.grammar is None:
+        return
+    name, specification = sampling.grammar
+    if name not in composition.grammars:
+        raise _not_allowed("grammar", "grammar", name, sorted(composition.grammars), subject)
+    spec = composition.model.spec
+    try:
+        composition.grammars[name].start(specification, spec.vocab_size, spec.eos_ids)
+    except RequestError as error:
+        raise RequestError(
+            f"grammar: {error.message}",
+            subject=subject,
+            remedy=error.remedy or f"Give {shown(name)} a specification that it takes",
+        ) from error
+    except Exception as error:
+        raise PluginFault(f"start raised {type(error).__name__}: {error}", subject=f"logits.{name}") from error
+
+
+def _not_allowed(field: str, what: str, name: str, allowed: Sequence[str], subject: str) -> RequestError:
+    return RequestError(
+        f"{field}: the profile allows no {what} {shown(name)}",
+        subject=subject,
+        remedy=f"Allowed: {', '.join(allowed) or 'none'}",
+    )
