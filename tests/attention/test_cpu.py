@@ -1,11 +1,12 @@
 """The kernel `cpu`, compiled and in torch operators, against the definition, and what it promises besides."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from attrs import evolve
-from paged_cases import NAN, Case, Span, assert_close, attend, check, make_data, make_segment, oracle, plain, stored
+from paged_cases import Case, Span, assert_close, attend, check, make_data, make_segment, oracle, plain, stored
+from poisoned_pages import NAN
 from test_grid import GRID, case_of, pairwise
 
 from tokloom.plugins.attention.cpu import CAPABILITIES, make
@@ -33,7 +34,7 @@ def test_attention_matches_its_definition(seed: int, kernel: AttentionKernel) ->
 
 @each_kernel
 @pytest.mark.parametrize("changes", [{}, {"window": 700}, {"soft_cap": 2.0}, {"sinks": (0.5, -1.0, 2.0, 1.0)}], ids=str)
-def test_long_rows_are_merged_from_runs(kernel: AttentionKernel, changes: dict[str, object]) -> None:
+def test_long_rows_are_merged_from_runs(kernel: AttentionKernel, changes: dict[str, Any]) -> None:
     spans = tuple(Span(1, n) for n in (SPLIT - 1, SPLIT, SPLIT + 1, 3 * SPLIT + 5, 2))
     check(Case(plain(head=64, **changes), spans, 16, "float32", seed=5), kernel)
 

@@ -81,7 +81,7 @@ def test_an_unknown_plugin_is_shown_where_it_is_named_with_the_nearest_one() -> 
 def test_an_offer_of_another_contract_is_refused_with_both_versions() -> None:
     ours = compose().composition.scheduler
     assert ours.name == "plain"
-    newer = Offer(
+    newer: AnyOffer = Offer(
         kind="scheduler",
         name="newer",
         contract=ContractVersion(7, 0),

@@ -54,7 +54,8 @@ def test_a_plugin_that_cannot_be_made_is_left_out_where_the_section_says_so(plac
     assert text in made.text
     composition = made.composition
     assert composition.speculator is None
-    assert composition.connectors == composition.observers == ()
+    assert not composition.connectors
+    assert not composition.observers
     assert composition.processors == {}
     assert [choice.section for choice in made.composer.explanation.choices if choice.plugin == "broken"] == []
 

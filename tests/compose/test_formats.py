@@ -1,6 +1,8 @@
 """Codec and kernels agree on a format for each layer, or an error says who stood in the way."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from compose_parts import AnyOffer, codec, compose, kernel, layer, model, plain_format, refusal, speculator
@@ -16,7 +18,7 @@ from tokloom.sdk import (
     Unsupported,
 )
 
-PLAIN = {"model__path": "inline", "kv__codec": "c", "attention": "k"}
+PLAIN: dict[str, Any] = {"model__path": "inline", "kv__codec": "c", "attention": "k"}
 
 
 def only(*names: str) -> AnyOffer:
@@ -24,7 +26,7 @@ def only(*names: str) -> AnyOffer:
     return kernel("k", _reads(*names), features=frozenset({"window", "segments"}))
 
 
-def _reads(*names: str) -> "object":
+def _reads(*names: str) -> Callable[[LayerSpec, KVFormat], Accepts | Unsupported]:
     def accepts(spec: LayerSpec, format: KVFormat) -> Accepts | Unsupported:
         return Accepts("fast path") if format.id.startswith(names) else Unsupported(f"it reads only {', '.join(names)}")
 
@@ -64,9 +66,9 @@ def test_a_codec_without_a_format_is_named() -> None:
 
 
 def test_both_kernels_must_accept() -> None:
-    decode = kernel("d", _reads("a", "b"))  # type: ignore[arg-type]
-    prefill = kernel("p", _reads("b", "c"))  # type: ignore[arg-type]
-    sections = {"model__path": "inline", "kv__codec": "c", "attention": {"decode": "d", "prefill": "p"}}
+    decode = kernel("d", _reads("a", "b"))
+    prefill = kernel("p", _reads("b", "c"))
+    sections: dict[str, Any] = {"model__path": "inline", "kv__codec": "c", "attention": {"decode": "d", "prefill": "p"}}
     made = compose(model([layer(0)]), choices("a", "b", "c"), decode, prefill, **sections)
     assert made.composition.layout.groups[0].main.id.startswith("b-")
     assert "accepted by attention.d (fast path), attention.p (fast path)" in made.row("KV format")

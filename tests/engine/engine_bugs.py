@@ -277,9 +277,9 @@ def copies_are_forgotten(patch: Patch) -> None:
 def features_are_by_slot(patch: Patch) -> None:
     original = runner.Runner._standing_features
 
-    def by_slot(self: Any, step: Any, results: Any, hidden: Any) -> Any:
+    def by_slot(self: Any, step: Any, results: Any, counts: Any, hidden: Any) -> Any:
         straight = [attrs.evolve(result, accepted=tuple(range(len(result.accepted)))) for result in results]
-        return original(self, step, straight, hidden)
+        return original(self, step, straight, counts, hidden)
 
     patch.setattr(runner.Runner, "_standing_features", by_slot)
 

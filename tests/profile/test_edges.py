@@ -32,6 +32,10 @@ class Inner:
     names: tuple[str, ...] = ()
 
 
+def _upper(text: str) -> str:
+    return text.upper()
+
+
 @frozen
 class Front:
     low: int = field(default=0, validator=[validators.ge(0), _below_high])
@@ -43,7 +47,7 @@ class Front:
     table: dict[str, int] = field(factory=dict)
     mode: Literal["fast", "exact"] | int = "fast"
     colour: Colour = Colour.RED
-    shouted: str = field(default="", converter=str.upper)
+    shouted: str = field(default="", converter=_upper)
 
 
 def load(source: Any, **options: Any) -> Profile:
