@@ -48,25 +48,27 @@ class ScratchArena:
 
 @frozen
 class _Layer:
-    """What one layer needs, bound once."""
+    """What one layer needs, bound once. `plan` is the place of its plans in a piece; keys are written to `target`."""
 
     layer: int
     params: AttnParams
     group: int
+    plan: int
     pages: tuple[Pages, ...]
+    target: Pages
     q_transform: Transform | None
     o_transform: Transform | None
 
 
 @frozen
 class _Piece:
-    """Spans that one kernel takes: rows `[lo, hi)` and its batches and plans."""
+    """Spans that one kernel takes: rows `[lo, hi)`, batches per group and plans per group and parameters."""
 
     kernel: AttentionKernel
     lo: int
     hi: int
     batches: dict[int, list[AttnBatch]]
-    plans: dict[tuple[int, AttnParams], list[AttnPlan]]
+    plans: list[list[AttnPlan]]
 
 
 @frozen
@@ -88,10 +90,11 @@ class Attend:
         self._verify = composition.verify
         self._one_kernel = composition.decode.plugin is composition.prefill.plugin and composition.decode.caps.mixed
         self._groups = [group for group in composition.layout.groups if group.owner == "model"]
+        #: groups and parameters that need plans
+        self._needed: list[tuple[int, AttnParams]] = []
         self._layers = self._bind_layers(pools)
-        self._needed = list({(layer.group, layer.params): None for layer in self._layers.values()})
-        self._append = composition.codec.plugin.append
-        self._writer: KVWriter | None = composition.prefill.plugin if composition.writer else None  # type: ignore[assignment]
+        writer: KVWriter = composition.prefill.plugin  # type: ignore[assignment]  # capability `writes`
+        self._write = writer.write if composition.writer else composition.codec.plugin.append
         self._layerwise: list[LayerwiseConnector] = [
             part.plugin  # type: ignore[misc]  # capability `layerwise`
             for part in composition.connectors
@@ -114,11 +117,16 @@ class Attend:
             opens = pools.layers(group.id, "open") if group.open is not None else main
             for index, number in enumerate(group.layers):
                 pages = (main[index],) if group.open is None else (main[index], opens[index])
+                need = group.id, by_layer[number].params
+                if need not in self._needed:
+                    self._needed.append(need)
                 layers[number] = _Layer(
                     number,
                     by_layer[number].params,
                     group.id,
+                    self._needed.index(need),
                     pages,
+                    pages[-1],
                     transforming.q_transform(number) if transforming else None,
                     transforming.o_transform(number) if transforming else None,
                 )
@@ -140,16 +148,15 @@ class Attend:
         """Plan a decode batch over static buffers, for recording."""
         workspace = ScratchArena(self._composition.device.torch_device)
         kernel = self._decode.plugin
-        plans = {
-            (group, params): [kernel.plan(batches[group], params, workspace, capture=True, reuse=None)]
-            for group, params in self._needed
-        }
+        plans = [
+            [kernel.plan(batches[group], params, workspace, capture=True, reuse=None)] for group, params in self._needed
+        ]
         lists = {group: [batch] for group, batch in batches.items()}
         return Captured(_Piece(kernel, 0, size, lists, plans), workspace)
 
     def replan(self, captured: Captured, batches: dict[int, AttnBatch]) -> None:
         """The static buffers changed: update the plans of a recording in place."""
-        for (group, params), plans in captured.piece.plans.items():
+        for (group, params), plans in zip(self._needed, captured.piece.plans, strict=True):
             plans[0] = captured.piece.kernel.plan(
                 batches[group], params, captured.workspace, capture=True, reuse=plans[0]
             )
@@ -175,28 +182,25 @@ class Attend:
         batches = {
             group.id: segments(device, self._rows, group, step, first, last, trim=trim) for group in self._groups
         }
-        plans = {
-            (group, params): [
-                kernel.plan(batch, params, self._workspace, capture=False, reuse=None) for batch in batches[group]
-            ]
+        plans = [
+            [kernel.plan(batch, params, self._workspace, capture=False, reuse=None) for batch in batches[group]]
             for group, params in self._needed
-        }
+        ]
         return _Piece(kernel, int(step.indptr[first]), int(step.indptr[last]), batches, plans)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bound = self._layers[layer]
         for connector in self._layerwise:
             connector.before_layer(self._step, layer)
-        target = bound.pages[-1]
-        if self._writer is not None:
-            self._writer.write(layer, k, v, target, self._slots[bound.group])
-        else:
-            self._append(layer, k, v, target, self._slots[bound.group])
+        self._write(layer, k, v, bound.target, self._slots[bound.group])
         if bound.q_transform is not None:
             q = _transform(q, bound.q_transform, bound.params.kv_heads)
         out = torch.empty((q.shape[0], bound.params.q_heads, bound.params.head_v), dtype=q.dtype, device=q.device)
-        for piece in self._pieces:
-            self._run(piece, bound, q[piece.lo : piece.hi], out[piece.lo : piece.hi])
+        if len(self._pieces) == 1:
+            self._run(self._pieces[0], bound, q, out)
+        else:
+            for piece in self._pieces:
+                self._run(piece, bound, q[piece.lo : piece.hi], out[piece.lo : piece.hi])
         if bound.o_transform is not None:
             out = _transform(out, bound.o_transform, bound.params.kv_heads)
         for connector in self._layerwise:
@@ -204,7 +208,7 @@ class Attend:
         return out
 
     def _run(self, piece: _Piece, bound: _Layer, q: Tensor, out: Tensor) -> None:
-        plans = piece.plans[bound.group, bound.params]
+        plans = piece.plans[bound.plan]
         if len(plans) == 1:
             piece.kernel.run(bound.layer, q, bound.pages[0], plans[0], out, None)
             return

@@ -53,6 +53,10 @@ def flatten(rows: Rows, spans: Sequence[Span], drafts: Sequence[Draft], num_deco
     """Lay spans out flat; starts come from the rows, where they are exact. Drafts are put behind each row's tokens."""
     index = np.array([rows.of(span.seq_id) for span in spans], dtype=np.int64)
     start = rows.computed[index]
+    if num_decode == len(spans):
+        each = np.ones(len(spans), dtype=np.int64)
+        indptr = np.arange(len(spans) + 1, dtype=np.int32)
+        return StepRows(index, start, each, indptr, index, start, start, tuple(drafts), num_decode, num_verify)
     counts = np.array(
         [span.stop - span.start - span.k + len(draft.tokens) for span, draft in zip(spans, drafts, strict=True)],
         dtype=np.int64,

@@ -244,11 +244,11 @@ class Committer:
         if not plan.spans:
             return
         now = state.now()
-        drafted = [span.drafted for span in result.spans]
-        accepted = [len(span.accepted) for span in result.spans]
         rows = sum(span.rows + span.drafted - len(span.accepted) for span in result.spans)
         decoding = plan.num_decode + plan.num_verify
-        if decoding == len(plan.spans):
+        if decoding == len(plan.spans) and state.composition.speculator is not None:
+            drafted = [span.drafted for span in result.spans]
+            accepted = [len(span.accepted) for span in result.spans]
             self._controller.observe(rows, decoding, now - started, drafted, accepted)
         state.policy.observe(SchedEvent(kind="step", at=now, rows=rows, seconds=now - launched))
         if state.composition.observers:

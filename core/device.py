@@ -165,6 +165,16 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 
+def largest(rows: torch.Tensor) -> tuple[list[float], list[int]]:
+    """The largest value of each row of `[R, V]` and where it stands first. NaN counts as larger than all."""
+    if rows.device.type == "cpu":  # numpy searches ten times as fast
+        array = rows.numpy()
+        ids: list[int] = array.argmax(-1).tolist()
+        return [array.item(row, at) for row, at in enumerate(ids)], ids
+    found = rows.argmax(-1)
+    return rows.gather(1, found[:, None])[:, 0].tolist(), found.tolist()
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in host memory, safe to keep."""
     return tensor.to("cpu", copy=True).contiguous()

@@ -224,6 +224,8 @@ class EngineCore:
         self._commit_oldest()
 
     def _take_inbox(self) -> None:
+        if not self._inbox and not self._aborts:
+            return
         with self._lock:
             fresh, self._inbox = self._inbox, []
             aborts, self._aborts = self._aborts, []

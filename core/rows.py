@@ -77,5 +77,8 @@ class Rows:
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Tokens were drawn."""
         start = int(self.length[row])
-        self.tokens[row, start : start + len(tokens)] = tokens
+        if len(tokens) == 1:
+            self.tokens[row, start] = tokens[0]
+        else:
+            self.tokens[row, start : start + len(tokens)] = tokens
         self.length[row] = start + len(tokens)

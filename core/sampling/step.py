@@ -1,5 +1,6 @@
 """One step of sampling: from the logits of all spans to the tokens that stand."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -8,6 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from tokloom.core.device import largest
 from tokloom.core.sampling import rng
 from tokloom.core.sampling.laws import Filters, draw, law
 from tokloom.core.sampling.logprobs import token_logprobs
@@ -37,12 +39,10 @@ class Step:
 
     def argmax(self, spans: Sequence[SpanRows]) -> None:
         """Greedy rows that nothing else applies to: one argmax over all rows, lowest id on ties."""
-        ids = self.logits.argmax(-1)
-        finite = torch.isfinite(self.logits.gather(1, ids[:, None]))[:, 0].tolist()
-        tokens = ids.tolist()
+        values, tokens = largest(self.logits)
         for span in spans:
             for row in range(span.row_start, span.row_start + len(span.draft.tokens) + 1):
-                self._drawn[row] = (tokens[row] if finite[row] else _NOTHING,) * span.samples
+                self._drawn[row] = (tokens[row] if math.isfinite(values[row]) else _NOTHING,) * span.samples
 
     def work(self, members: Sequence[int], proposals: Sequence[Sequence[Law | None] | None]) -> None:
         """All other rows: the pipeline, then argmax, draws or laws."""
@@ -85,7 +85,7 @@ class Step:
         exact = [i for i in good if proposals[owners[i]] is not None]
         drawn = [i for i in good if not self.states[owners[i]].greedy and proposals[owners[i]] is None]
         if greedy:
-            for i, token in zip(greedy, _pick(x, greedy).argmax(-1).tolist(), strict=True):
+            for i, token in zip(greedy, largest(_pick(x, greedy))[1], strict=True):
                 self._drawn[places[i]] = (token,) * self.spans[owners[i]].samples
         if exact:
             filters = Filters.of([self.states[owners[i]].params for i in exact], x.device)

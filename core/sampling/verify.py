@@ -77,6 +77,8 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
 
 def verify_match(tokens: Sequence[int], parents: Sequence[int], drawn: Callable[[int], int]) -> Verdict:
     """`drawn(row)` is the target token after the row, or -1 if nothing may follow; asked for rows on the way only."""
+    if not tokens:
+        return Verdict((), drawn(0))
     children = children_of(parents)
     accepted: list[int] = []
     row = 0
