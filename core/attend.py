@@ -103,6 +103,9 @@ class Attend:
         self._workspace = ScratchArena(composition.device.torch_device)
         self._pieces: list[_Piece] = []
         self._slots: dict[int, Tensor] = {}
+        self._plain = not self._layerwise and not any(b.q_transform or b.o_transform for b in self._layers.values())
+        #: plans where one kernel takes one segment per group and nothing else happens around it, as in most steps
+        self._direct: list[AttnPlan] | None = None
         self._step = 0
 
     def _bind_layers(self, pools: PagePools) -> dict[int, _Layer]:
@@ -143,6 +146,13 @@ class Attend:
             else torch.cat([piece.batches[group.id][0].slots for piece in self._pieces])
             for group in self._groups
         }
+        self._settle()
+
+    def _settle(self) -> None:
+        """The pieces of the step are known."""
+        plans = self._pieces[0].plans
+        single = self._plain and len(self._pieces) == 1 and all(len(own) == 1 for own in plans)
+        self._direct = [own[0] for own in plans] if single else None
 
     def capture(self, size: int, batches: dict[int, AttnBatch]) -> Captured:
         """Plan a decode batch over static buffers, for recording."""
@@ -165,6 +175,7 @@ class Attend:
         """Attend with a captured piece until the next `prepare`."""
         self._pieces = [captured.piece]
         self._slots = {group: batches[0].slots for group, batches in captured.piece.batches.items()}
+        self._settle()
 
     def _split(self, step: StepRows) -> list[tuple[AttentionKernel, int, int]]:
         if self._one_kernel:
@@ -190,6 +201,11 @@ class Attend:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bound = self._layers[layer]
+        if self._direct is not None:
+            self._write(layer, k, v, bound.target, self._slots[bound.group])
+            out = torch.empty((q.shape[0], bound.params.q_heads, bound.params.head_v), dtype=q.dtype, device=q.device)
+            self._pieces[0].kernel.run(layer, q, bound.target, self._direct[bound.plan], out, None)
+            return out
         for connector in self._layerwise:
             connector.before_layer(self._step, layer)
         self._write(layer, k, v, bound.target, self._slots[bound.group])

@@ -115,5 +115,7 @@ def _whole(value: object) -> bool:
 
 
 def _drawn_from(ids: Sequence[SeqId], views: Sequence[SequenceView]) -> bool:
+    if ids == ():
+        return True
     given = {view.seq_id for view in views}
     return isinstance(ids, tuple) and len(set(ids)) == len(ids) and given.issuperset(ids)

@@ -146,6 +146,8 @@ class Sampler:
         """Draw and verify. `logits` `[R, V]` float32 or float64 are left unchanged; rows in no span are ignored."""
         assert all(span.samples == 1 or not span.draft.tokens for span in spans)
         step = Step(logits, [self._states[span.seq_id] for span in spans], spans, self._block)
+        if not self._book and all(s.simple and not x.draft.tokens for s, x in zip(step.states, spans, strict=True)):
+            return step.greedy()
         plain = [s.greedy and s.plain(len(span.tokens)) for s, span in zip(step.states, spans, strict=True)]
         if any(plain):
             step.argmax([span for span, is_plain in zip(spans, plain, strict=True) if is_plain])

@@ -59,6 +59,7 @@ class SequenceState:
         ending: ids that `min_tokens` masks: those that would end the sequence.
         closing: ids after which a grammar need not accept anything: stop ids and the model's own end ids.
         steady: some stage of the pipeline applies to every row of the sequence.
+        simple: the largest logit is all that is wanted of any row.
     """
 
     def __init__(
@@ -96,6 +97,8 @@ class SequenceState:
         penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
         self.seen = SeenTokens(num_prompt) if penalised else None
         self.steady = bool(self.processors or penalised or params.logit_bias or params.bad_words or grammar is not None)
+        reported = params.logprobs is not None or params.n > 1
+        self.simple = not (self.steady or reported or params.min_tokens) and params.temperature == 0.0
 
     @property
     def greedy(self) -> bool:

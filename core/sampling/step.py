@@ -37,6 +37,16 @@ class Step:
         self._faults: Faults = {}
         self._grammars: dict[int, GrammarView] = {}
 
+    def greedy(self) -> list[SpanSample]:
+        """The whole answer where nothing but the largest logit of one row is wanted of every span."""
+        values, tokens = largest(self.logits)
+        return [
+            SpanSample(((tokens[span.row_start],),), (), ((),))
+            if math.isfinite(values[span.row_start])
+            else SpanSample(((),), (), ((),), model_fault(state))
+            for span, state in zip(self.spans, self.states, strict=True)
+        ]
+
     def argmax(self, spans: Sequence[SpanRows]) -> None:
         """Greedy rows that nothing else applies to: one argmax over all rows, lowest id on ties."""
         values, tokens = largest(self.logits)
