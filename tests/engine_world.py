@@ -10,28 +10,15 @@ from typing import Any
 import attrs
 import torch
 
-from tokloom.conformance.doubles import offers, oracle
+from tokloom.conformance.doubles import oracle
+from tokloom.conformance.doubles.harness import Clock as Clock
+from tokloom.conformance.doubles.harness import compose_doubles
 from tokloom.conformance.doubles.tagged import SHAPES
 from tokloom.conformance.doubles.tagged import VOCAB as VOCAB
-from tokloom.core.catalog import Catalog
-from tokloom.core.compose import Composer
 from tokloom.core.composition import Composition
-from tokloom.core.device import Device, LazyStream
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import TokenLogprobs, Usage
-from tokloom.core.profile import load_profile
 from tokloom.sdk import Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
-
-
-class Clock:
-    """Time that only tests move."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        self.time += 0.001
-        return self.time
 
 
 def compose(
@@ -56,37 +43,27 @@ def compose(
     **engine: Any,
 ) -> Composition:
     """A composition of real and double plugins through the real composer; every pool has `pages` pages."""
-    profile: dict[str, Any] = {
-        "schema": 1,
-        "model": {"path": model},
-        "engine": {
-            "device": "cpu",
-            "threads": 1,
-            "page_tokens": page,
-            "max_batch_tokens": batch,
-            "max_sequences": sequences,
-            "max_model_tokens": longest,
-            "max_draft_tokens": drafts,
-            "depth": depth,
-            "kv_memory": "64MiB",
-            "seed": 7,
-            **engine,
-        },
-        "attention": attention,
-        "kv": {"allocator": allocator, "codec": codec, "tiers": list(tiers)},
-        "scheduler": scheduler,
-        "weights": "none",
-        "ops": "none",
-        "observers": list(observers),
-        "logits": ["shift", "parity"],
-    }
-    if speculator is not None:
-        profile["speculation"] = speculator
-    loaded = load_profile(profile, environment={})
-    composer = Composer(loaded, SmallPools(pages, clock or Clock()))
-    composition = composer.compose()
-    stream = LazyStream() if lazy else composition.device.stream
-    return attrs.evolve(composition, device=Device(composition.device.info, stream))
+    return compose_doubles(
+        model=model,
+        attention=attention,
+        codec=codec,
+        allocator=allocator,
+        scheduler=scheduler,
+        speculator=speculator,
+        connectors=tiers,
+        observers=observers,
+        page_tokens=page,
+        pages=pages,
+        depth=depth,
+        lazy=lazy,
+        max_batch_tokens=batch,
+        max_sequences=sequences,
+        max_model_tokens=longest,
+        max_draft_tokens=drafts,
+        extra=examples(),
+        clock=clock,
+        **engine,
+    )
 
 
 def examples() -> list[Any]:
@@ -98,31 +75,6 @@ def examples() -> list[Any]:
             sys.path.append(str(folder / kind))
         made += getattr(importlib.import_module(f"tokloom_example_{kind}"), f"tokloom_{kind}")()
     return made
-
-
-class SmallPools(Catalog):
-    """The installed plugins and the doubles; pools get an exact number of pages."""
-
-    def __init__(self, pages: int, clock: Clock) -> None:
-        super().__init__(extra=[*offers(), *examples()])
-        self.pages = pages
-        self.clock = clock
-
-    def resolve(self, kind: Any, name: str) -> Any:
-        found = super().resolve(kind, name)
-        original = found.offer.factory
-
-        def factory(options: Any, context: Any) -> Any:
-            context._now = self.clock
-            if kind in ("allocator", "connector"):
-                layout = context.layout
-                if layout.main_pages[0] != self.pages:
-                    main = tuple(self.pages for _ in layout.groups)
-                    opened = tuple(self.pages if group.open else 0 for group in layout.groups)
-                    context.bind_layout(attrs.evolve(layout, main_pages=main, open_pages=opened))
-            return original(options, context)
-
-        return attrs.evolve(found, offer=attrs.evolve(found.offer, factory=factory))
 
 
 def start(composition: Composition) -> EngineCore:
