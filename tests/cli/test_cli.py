@@ -243,7 +243,9 @@ def test_looking_at_profiles_and_plugins(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text("schema = 1\n")
     assert "current" in fine("profile", "migrate", str(file))
-    assert "plugins:" in fine("doctor")
+    told = fine("doctor")
+    assert "plugins:" in told
+    assert "compiled modules:" in told
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
