@@ -278,6 +278,7 @@ class Committer:
             tier_tokens=fresh[2],
             faults=fresh[3],
             kv=state.allocator.stats(),
+            tiers=state.tiers.report(),
         )
         for part in state.composition.observers:
             try:

@@ -24,6 +24,7 @@ from tokloom.sdk import (
     PageId,
     Pending,
     SeqId,
+    TierStats,
 )
 
 ConnectorPart = Part[KVConnector, ConnectorCaps]
@@ -260,6 +261,17 @@ class Tiers:
                 if part.caps.stores and self._healthy(part):
                     self._store(part, tuple(store.blocks))
             self._allocator.end_lease(lease, self._fence())
+
+    def report(self) -> tuple[TierStats, ...]:
+        """What the tiers say of themselves; nothing of one whose methods fail."""
+        found = []
+        for part in self._parts:
+            try:
+                found.append(TierStats(part.id, dict(part.plugin.stats()), tuple(part.plugin.events())))
+            except Exception as error:
+                self._faults.record(part.id, "stats, events", error)
+                found.append(TierStats(part.id))
+        return tuple(found)
 
     def forget(self, step: int) -> None:
         """Operations of `step` and later ones failed: drop stores that wait for them."""

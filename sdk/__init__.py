@@ -42,7 +42,6 @@ from tokloom.sdk.contracts.connector import (
     Match,
     PageAccess,
     Pending,
-    TierEvent,
 )
 from tokloom.sdk.contracts.logits import (
     Grammar,
@@ -180,6 +179,8 @@ from tokloom.sdk.values.stats import (
     RequestStats,
     SchedEvent,
     StepStats,
+    TierEvent,
+    TierStats,
 )
 
 __all__ = [
@@ -307,6 +308,7 @@ __all__ = [
     "TableDelta",
     "Task",
     "TierEvent",
+    "TierStats",
     "TokenSegment",
     "Tokenizer",
     "TokloomError",

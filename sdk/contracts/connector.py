@@ -7,6 +7,7 @@ from attrs import frozen
 
 from tokloom.sdk.values.kv import CacheKey, Evicted, GroupId, PageId
 from tokloom.sdk.values.requests import SeqId, SequenceView
+from tokloom.sdk.values.stats import TierEvent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,15 +85,6 @@ class Pending:
 
 
 @frozen
-class TierEvent:
-    """A change of what the tier holds. `seq` counts from 1 without gaps."""
-
-    seq: int
-    kind: Literal["stored", "removed", "cleared"]
-    keys: tuple[CacheKey, ...] = ()
-
-
-@frozen
 class Health:
     """Whether the tier works. An unhealthy one is left out of lookups and stores."""
 
@@ -166,11 +158,13 @@ class KVConnector(Protocol):
         ...
 
     def events(self) -> Sequence[TierEvent]:
-        """Changes since the last call."""
+        """Changes since the last call. Asked, with `stats`, after a commit where the profile names observers."""
         ...
 
     def stats(self) -> Mapping[str, int]:
-        """Counters by name: at least `blocks`, `bytes`, `stored`, `loaded`, `failed`, `evicted`."""
+        """Numbers by name: at least `blocks` and `bytes` held, and `stored`, `loaded`, `failed`, `evicted` blocks since
+        the tier was made.
+        """
         ...
 
     def health(self) -> Health:

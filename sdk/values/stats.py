@@ -1,13 +1,38 @@
 """Numbers that observers get, and events that schedulers learn from."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import field, frozen
 
-from tokloom.sdk.values.kv import AllocatorStats
+from tokloom.sdk.values.kv import AllocatorStats, CacheKey
 from tokloom.sdk.values.requests import SeqId
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error", "scored"]
+
+
+@frozen
+class TierEvent:
+    """A change of what a tier holds. `seq` counts from 1 without gaps."""
+
+    seq: int
+    kind: Literal["stored", "removed", "cleared"]
+    keys: tuple[CacheKey, ...] = ()
+
+
+@frozen
+class TierStats:
+    """One tier.
+
+    Attributes:
+        name: `connector.NAME`; several tiers of one plugin share it and stand in the profile's order.
+        counters: the tier's own, since it was made.
+        events: what changed since the last report. Whoever replays them has the tier's index.
+    """
+
+    name: str
+    counters: Mapping[str, int] = field(factory=dict)
+    events: tuple[TierEvent, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -24,6 +49,7 @@ class StepStats:
         preempted, hit_tokens, tier_tokens, faults: since the last report: preemptions; tokens taken from the prefix
             cache, and loaded from tiers, by sequences that started (again); faults of plugins.
         kv: the allocator's own numbers after the step.
+        tiers: the tiers' own, in the order they are asked.
     """
 
     step: int
@@ -42,6 +68,7 @@ class StepStats:
     tier_tokens: int = 0
     faults: int = 0
     kv: AllocatorStats = field(factory=AllocatorStats)
+    tiers: tuple[TierStats, ...] = ()
 
 
 @frozen(kw_only=True)

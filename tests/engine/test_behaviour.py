@@ -347,6 +347,30 @@ def test_closing_ends_everything() -> None:
 
 
 @pytest.mark.parametrize("tier", ["slow", {"plugin": "host", "options": {"capacity": "1MiB"}}])
+def test_observers_can_follow_what_tiers_hold(tier: Any) -> None:
+    world = World(compose(tiers=[tier], pages=24, sequences=1))
+    for i in range(4):
+        world.run(request(f"x{i}", [i, *LONG[:39]], max_tokens=2))
+    steps = world.composition.observers[0].plugin.steps  # type: ignore[attr-defined]
+    reports = [step.tiers[0] for step in steps]
+    events = [event for report in reports for event in report.events]
+    assert {report.name for report in reports} == {world.composition.connectors[0].id}
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    held: set[bytes] = set()
+    for event in events:
+        held = {"stored": held | set(event.keys), "removed": held - set(event.keys), "cleared": set()}[event.kind]
+    assert reports[-1].counters["blocks"] == len(held) > 10
+
+
+def test_a_tier_that_cannot_report_is_counted_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(compose(tiers=["slow"], pages=24, sequences=1))
+    monkeypatch.setattr(tier_of(world), "stats", lambda: 1 // 0)
+    world.run(request("a", LONG[:40], max_tokens=2))
+    assert "ZeroDivisionError" in world.faults[world.composition.connectors[0].id]
+    assert said(world, "a") == greedy(LONG[:40], 2)
+
+
+@pytest.mark.parametrize("tier", ["slow", {"plugin": "host", "options": {"capacity": "1MiB"}}])
 @pytest.mark.parametrize("model", ["tagged", "tagged-window"])
 def test_pages_come_back_from_a_tier(tier: Any, model: str) -> None:
     world = World(compose(tiers=[tier], pages=24, model=model, sequences=1))
