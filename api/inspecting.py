@@ -9,6 +9,8 @@ __all__ = ["check_lock", "explain_profile", "make_lock"]
 
 
 def explain_profile(profile: Profile, catalog: Catalog | None = None) -> tuple[Composer, Composition]:
-    """Compose without loading weights; the composer has the explanation."""
+    """Compose without loading weights; the composer has the explanation. Close the composer, or an engine that was made
+    of the composition.
+    """
     composer = Composer(profile, catalog or Catalog())
     return composer, composer.compose()

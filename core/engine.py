@@ -147,7 +147,8 @@ class EngineCore:
     def step(self) -> list[OutputEvent]:
         """Do one step of work; may return nothing while a tier is loading.
 
-        Raises PluginFault when an allocator breaks: page ownership is lost then, and every later call raises it again.
+        Raises PluginFault when an allocator breaks, or anything else that is not shielded: who owns which page is not
+        known then, and every later call raises it again.
         """
         if self._broken is not None:
             raise self._broken
@@ -156,6 +157,13 @@ class EngineCore:
         except PluginFault as fault:
             self._broken = fault
             raise
+        except Exception as error:
+            self._broken = PluginFault(
+                f"the step loop cannot go on: {type(error).__name__}: {error}",
+                subject=self.composition.allocator.id,
+                remedy="Report it with its traceback, to the authors of the plugin if one stands at the end of it",
+            )
+            raise self._broken from error
         events = list(self.state.events.values())
         self.state.events.clear()
         for event in events:

@@ -83,8 +83,9 @@ class PagePools:
 
     def _seal(self, op: SealPage) -> None:
         codec: SealingCodec = self._codec  # type: ignore[assignment]  # capability `seals`, checked at composition
-        source = torch.tensor([op.src])
-        target = torch.tensor([op.dst])
+        device = self._buffers[op.group, "open"].device
+        source = torch.tensor([op.src], device=device)
+        target = torch.tensor([op.dst], device=device)
         opens, mains = self._pages[op.group, "open"], self._pages[op.group, "main"]
         for layer, open_pages, main_pages in zip(self._layout.groups[op.group].layers, opens, mains, strict=True):
             codec.seal(layer, open_pages, source, main_pages, target)

@@ -1,5 +1,6 @@
 """Tiers: the core's side of connectors: matching, loading, storing, and exactly one end per job."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
@@ -117,7 +118,7 @@ class Tiers:
                         and _wanted(seq, (group, keys[group][page]))
                     ):
                         held.setdefault((group, page), index)
-        step = max(group.page_tokens for group in self._groups)
+        step = math.lcm(*(group.page_tokens for group in self._groups))
         tokens = limit // step * step
         while tokens > hit.tokens:
             needed = [

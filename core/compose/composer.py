@@ -67,6 +67,7 @@ class Composer:
         self.profile = profile
         self.explanation = Explanation(profile.name)
         self._builder = Builder(profile, catalog, self.explanation)
+        self._context: EngineContext | None = None
 
     def compose(self) -> Composition:
         """Raises ProfileProblems, CompositionError, CheckpointError or PluginFault; nothing that was made stays open
@@ -75,12 +76,18 @@ class Composer:
         self._require(("kv.allocator", "kv.codec", "scheduler", "weights", "ops"))
         device = resolve(self.profile.engine.device, self.profile.engine.threads)
         context = EngineContext(device=device.info, dtype=self.profile.model.dtype, limits=self._limits(None))
+        self._context = context
         try:
             return self._compose(device, context)
         except BaseException:
-            self._builder.close()
-            context.close()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Close the plugins that were made, for whoever composes without an engine; an engine closes its own."""
+        self._builder.close()
+        if self._context is not None:
+            self._context.close()
 
     def _compose(self, device: Device, context: EngineContext) -> Composition:
         profile, part = self.profile, self._builder.part

@@ -76,7 +76,7 @@ class SealingCodec(Protocol):
     """A codec with open pages (capability `seals`). Sealed pages are never written again."""
 
     def seal(self, layer: int, open_pages: Pages, src: "Tensor", main_pages: Pages, dst: "Tensor") -> None:
-        """Encode full open pages `src` `[n]` into main pages `dst` `[n]` (int64 page ids, on the host). Called per
+        """Encode full open pages `src` `[n]` into main pages `dst` `[n]` (int64 page ids on the device). Called per
         layer before a step's forward; if it raises, the pages are lost and what may share them is computed again.
         """
         ...

@@ -31,19 +31,22 @@ def compose(
     from tokloom.api.inspecting import check_lock, explain_profile, make_lock
 
     composer, composition = explain_profile(read_profile(name or profile, model=model, sets=sets))
-    if print_lock:
-        click.echo(make_lock(composer, composition), nl=False)
-    if locked is not None:
-        differences = check_lock(locked.read_text(), composer, composition, str(locked))
-        for difference in differences:
-            click.echo(difference, err=True)
-        if differences:
-            return 2
-    if explain:
-        click.echo(composer.explanation.render())
-    if not (explain or print_lock or locked):
-        click.echo(f"{name or profile}: ok")
-    return 0
+    try:
+        if print_lock:
+            click.echo(make_lock(composer, composition), nl=False)
+        if locked is not None:
+            differences = check_lock(locked.read_text(encoding="utf-8"), composer, composition, str(locked))
+            for difference in differences:
+                click.echo(difference, err=True)
+            if differences:
+                return 2
+        if explain:
+            click.echo(composer.explanation.render())
+        if not (explain or print_lock or locked):
+            click.echo(f"{name or profile}: ok")
+        return 0
+    finally:
+        composer.close()
 
 
 @click.command("plugins")

@@ -16,7 +16,9 @@ from attrs import frozen
 from click.testing import CliRunner
 from tiny_chat import SETS
 
+from tokloom.core.compose import Composer
 from tokloom.serve.cli import main
+from tokloom.serve.cli.inspect import compose
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from tokloom.serve.cli import main; main()"]
@@ -27,7 +29,9 @@ import tokloom.core.engine as engine
 signal.signal(signal.SIGINT, signal.default_int_handler)
 step = engine.EngineCore.step
 engine.EngineCore.step = lambda core: (time.sleep(0.05), step(core))[1]
+from tokloom.core.compose import Composer
 from tokloom.serve.cli import main
+from tokloom.serve.cli.inspect import compose
 main()
 """
 FLAGS = [part for text in SETS for part in ("--set", text)]
@@ -412,3 +416,19 @@ def test_every_option_is_documented() -> None:
             if isinstance(parameter, click.Option):
                 long = [option for option in parameter.opts if option.startswith("--")]
                 assert any(f"`{option}" in page or f" {option}" in page for option in long), (name, long)
+
+
+def test_looking_at_a_profile_closes_what_it_made(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Composer] = []
+    original = Composer.close
+
+    def close(composer: Composer) -> None:
+        closed.append(composer)
+        original(composer)
+
+    monkeypatch.setattr(Composer, "close", close)
+    done = CliRunner().invoke(
+        compose, ["builtin:cpu", "--model", str(model), *FLAGS, "--explain"], standalone_mode=False
+    )
+    assert done.exception is None
+    assert len(closed) == 1

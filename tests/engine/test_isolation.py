@@ -8,7 +8,7 @@ import pytest
 from engine_checks import CheckedWorld
 from engine_world import Clock, World, compose, greedy, random_requests, request, serial
 
-from tokloom.sdk import Defer, Pending, Reject
+from tokloom.sdk import Defer, Pending, PluginFault, Reject
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4, 7, 6, 5, 3, 2]
 
@@ -182,3 +182,20 @@ def test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(
     assert world.usage("b").hit_tokens > 0
     assert not world.faults
     world.finish()
+
+
+def test_an_allocator_that_raises_anything_stops_the_engine_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who owns which page is not known any more; serving on could mix sequences."""
+    world = World(compose())
+    world.run(request("a", [1, 2, 3], max_tokens=2))
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise KeyError("page 7")
+
+    monkeypatch.setattr(world.core.state.allocator, "allocate", broken)
+    world.core.add(request("b", [1, 2, 3], max_tokens=2))
+    for _ in range(2):
+        with pytest.raises(PluginFault, match=r"KeyError.*page 7") as caught:
+            world.core.step()
+        assert caught.value.subject == world.composition.allocator.id
+    world.core.close()
