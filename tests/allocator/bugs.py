@@ -70,7 +70,7 @@ plan_group, plan_write, replace = planning.plan_group, planning._plan_write, Pub
 end_lease, held_by, sealable = PagedAllocator.end_lease, PagedAllocator._held_by, Group.sealable
 
 
-@bug(Publication, "_replace", "I9", "KV-02", "P7")
+@bug(Publication, "_replace", "I9", "KV-02", "P7", "KV-21")
 def deduplication_leaves_the_row_alone(
     self: Publication, seq_id: int, group: Group, table: Table, index: int, found: int, *, sealed: bool
 ) -> None:

@@ -22,6 +22,7 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".*_cache",
     "__pycache__",
     "*.egg-info",
+    "*.so",
     ".hypothesis",
     "build",
     "dist",

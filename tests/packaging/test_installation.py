@@ -1,12 +1,14 @@
 """A wheel and an editable installation, each in a fresh environment, as a user meets them."""
 
 import json
+import shutil
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
-from installed import ENTRY_POINTS, LAYERS, PROJECT, ROOT, Environment, attempt, run
+from installed import ENTRY_POINTS, LAYERS, PROJECT, ROOT, Environment, attempt, copy_repository, run
 
 pytestmark = pytest.mark.slow
 
@@ -185,3 +187,25 @@ def test_the_base_installation_asks_for_no_heavy_library(wheel: Path) -> None:
     assert needed == {"attrs", "cattrs", "pluggy", "structlog", "click", "rich"}
     extras = {line.split()[1] for line in lines if line.startswith("Provides-Extra")}
     assert {"cpu", "serve", "grpc", "cuda13", "dev"} <= extras
+
+
+def test_without_a_compiler_it_installs_and_says_what_is_missing(tmp_path: Path) -> None:
+    source = copy_repository(tmp_path / "source")
+    target = ["--outdir", str(tmp_path), str(source)]
+    run([sys.executable, "-m", "build", "--wheel", "--no-isolation", *target], CC="false", CXX="false")
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+    environment = Environment(tmp_path / "venv")
+    environment.install(built)
+    assert "missing tokloom.plugins.attention.cpu._decode" in attempt([environment.bin / "tokloom", "doctor"]).stdout
+    assert environment.evaluate("from tokloom.plugins.attention.cpu import kernel as k; print(k._decode)") == "None"
+    assert environment.evaluate("from tokloom.plugins.ops.cpu import ops as o; print(o._rows)") == "None"
+
+
+def test_with_a_compiler_its_modules_are_compiled(installed: Environment) -> None:
+    if shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("no C compiler, or no headers of Python")
+    assert "ok   compiled modules" in attempt([installed.bin / "tokloom", "doctor"]).stdout
+    code = "from tokloom.plugins.attention.cpu import kernel as k; print(k._decode is not None)"
+    assert installed.evaluate(code) == "True"
