@@ -146,9 +146,9 @@ class Attend:
             else torch.cat([piece.batches[group.id][0].slots for piece in self._pieces])
             for group in self._groups
         }
-        self._settle()
+        self._look_for_direct()
 
-    def _settle(self) -> None:
+    def _look_for_direct(self) -> None:
         """The pieces of the step are known."""
         plans = self._pieces[0].plans
         single = self._plain and len(self._pieces) == 1 and all(len(own) == 1 for own in plans)
@@ -175,7 +175,7 @@ class Attend:
         """Attend with a captured piece until the next `prepare`."""
         self._pieces = [captured.piece]
         self._slots = {group: batches[0].slots for group, batches in captured.piece.batches.items()}
-        self._settle()
+        self._look_for_direct()
 
     def _split(self, step: StepRows) -> list[tuple[AttentionKernel, int, int]]:
         if self._one_kernel:

@@ -133,7 +133,8 @@ class Runner:
                 raise PagesLost(f"step {plan.step}") from error
             if not plan.spans:
                 return StepResult(plan.step, ())
-            drafts = [self._draft(span) for span in plan.spans]
+            only_decode = plan.num_decode == len(plan.spans)
+            drafts = [NO_DRAFT] * plan.num_decode if only_decode else [self._draft(span) for span in plan.spans]
             step = flatten(self.rows, plan.spans, drafts, plan.num_decode, plan.num_verify)
             hidden = self._forward(plan.step, step)
             results = self._sample(plan.spans, step, hidden)
@@ -206,14 +207,18 @@ class Runner:
         wanted = _wanted_rows(spans, step)
         logits = self._logits(hidden, wanted)
         drawn, scored = self._draw(spans, step, wanted, logits)
-        return [self._settle(b, span, step, drawn.get(b), scored.get(b)) for b, span in enumerate(spans)]
+        places = zip(spans, step.rows.tolist(), step.start.tolist(), step.counts.tolist(), strict=True)
+        return [
+            self._settle(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
+            for b, (span, row, start, count) in enumerate(places)
+        ]
 
     def _logits(self, hidden: Hidden, wanted: Mapping[int, tuple[int, int]]) -> Tensor | None:
         if not wanted:
             return None
-        index = np.concatenate([np.arange(first, stop) for first, stop in wanted.values()])
         last = hidden.last
-        if len(index) < last.shape[0]:
+        if sum(stop - first for first, stop in wanted.values()) < last.shape[0]:
+            index = np.concatenate([np.arange(first, stop) for first, stop in wanted.values()])
             last = last[self._device.upload(index)]
         return self._model.logits(last)
 
@@ -225,8 +230,9 @@ class Runner:
         sampling: dict[int, SpanRows] = {}
         scoring: dict[int, ScoreRows] = {}
         offset = 0
+        rows = step.rows.tolist()
         for b, (first, stop) in wanted.items():
-            span, row = spans[b], int(step.rows[b])
+            span, row = spans[b], rows[b]
             end = offset + stop - first
             if span.scores and span.seq_id not in self._refused:
                 targets = self._targets(span, step, b)
@@ -250,13 +256,19 @@ class Runner:
         return targets
 
     def _settle(
-        self, b: int, span: Span, step: StepRows, sample: SpanSample | None, score: ScoreSample | None
+        self,
+        span: Span,
+        row: int,
+        start: int,
+        count: int,
+        draft: Draft,
+        sample: SpanSample | None,
+        score: ScoreSample | None,
     ) -> SpanResult:
-        """Advance the row by what stands and describe it."""
-        row, start, draft = int(step.rows[b]), int(step.start[b]), step.drafts[b]
+        """Advance a row by what stands of the `count` rows from `start`, and describe it."""
         error = self._refused.get(span.seq_id) or (score.error if score else None) or (sample.error if sample else None)
         accepted = sample.accepted if sample else ()
-        standing = int(step.counts[b]) - len(draft.tokens) + len(accepted)
+        standing = count - len(draft.tokens) + len(accepted)
         if accepted and accepted != tuple(range(len(accepted))):
             self._move(row, start + 1, accepted)
         self.rows.computed[row] = start + standing
@@ -375,8 +387,9 @@ def _plugin_uniform(seed: int, position: int, number: int) -> float:
 def _wanted_rows(spans: Sequence[Span], step: StepRows) -> dict[int, tuple[int, int]]:
     """Per span that needs logits: flat rows `[first, stop)`: all when scoring, else the last one and its drafts."""
     wanted: dict[int, tuple[int, int]] = {}
+    indptr = step.indptr.tolist()
     for b, span in enumerate(spans):
-        first, stop = int(step.indptr[b]), int(step.indptr[b + 1])
+        first, stop = indptr[b], indptr[b + 1]
         if span.scores:
             wanted[b] = (first, stop)
         elif span.samples:

@@ -196,12 +196,11 @@ def victims_are_in_flight(patch: Patch) -> None:
 def the_last_draft_stands_unseen(patch: Patch) -> None:
     original = runner.Runner._settle
 
-    def trusting(self: Any, b: int, span: Any, step: Any, sample: Any, score: Any) -> Any:
-        draft = step.drafts[b]
+    def trusting(self: Any, span: Any, row: int, start: int, count: int, draft: Any, sample: Any, score: Any) -> Any:
         if sample is not None and draft.is_chain and len(sample.accepted) == len(draft.tokens) - 1 and draft.tokens:
             stand = (*sample.tokens[0][:-1], draft.tokens[-1])
             sample = attrs.evolve(sample, tokens=(stand,))
-        return original(self, b, span, step, sample, score)
+        return original(self, span, row, start, count, draft, sample, score)
 
     patch.setattr(runner.Runner, "_settle", trusting)
 
