@@ -26,6 +26,8 @@ def scenarios() -> None:
     behaviour.test_blocks_that_fail_are_computed_and_not_asked_again()
     behaviour.test_prompt_logprobs_survive_preemption_and_come_once()
     behaviour.test_parallel_samples_fork_and_copy_on_write()
+    for depth in (0, 1):
+        stored_pages_of_a_sealing_codec(depth)
     isolation.test_pages_of_a_seal_that_raised_are_never_used(0, None, 1)
     isolation.test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(4, [])
     preemption.test_a_prompt_that_was_scored_in_part_is_scored_again_from_its_beginning(2)
@@ -75,6 +77,21 @@ def drafts_under_seals() -> None:
         assert drafted
         for span in drafted:
             assert max(0, span.start - residual) // 4 == max(0, span.stop - 1 - residual) // 4, span
+
+
+def stored_pages_of_a_sealing_codec(depth: int) -> None:
+    """A page is stored after the operation that seals it: what a tier gives back is what was sealed."""
+    codec = {"plugin": "sealing", "options": {"residual": 3}}
+    tier = {"plugin": "host", "options": {"capacity": "1MiB"}}
+    world = CheckedWorld(compose(codec=codec, tiers=[tier], depth=depth, pages=24, sequences=1))
+    prompt = [*behaviour.LONG[:40]]
+    world.run(request("a", prompt, max_tokens=2))
+    for i in range(4):  # push its pages out of the pool
+        world.run(request(f"x{i}", [i, *prompt[:39]], max_tokens=2))
+    world.run(request("b", prompt, max_tokens=8))
+    assert world.usage("b").tier_tokens > 0
+    assert world.outcomes["b", 0].said == (greedy(prompt, 8), "length")
+    world.finish()
 
 
 def planned(world: World) -> list[Span]:
