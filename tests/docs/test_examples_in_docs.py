@@ -1,5 +1,6 @@
 """Code in the pages works: Python compiles and, where marked, runs; profiles load; commands and targets exist."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -51,9 +53,9 @@ def test_python_that_is_marked_runs(block: Block, tmp_path: Path) -> None:
     assert ended.returncode == 0, f"{block.place}\n{ended.stdout}{ended.stderr}"
 
 
-@pytest.mark.parametrize("block", blocks("json"), ids=place)
-def test_json_parses(block: Block) -> None:
-    json.loads(block.text)
+def test_json_parses() -> None:
+    for block in blocks("json"):
+        json.loads(block.text)
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=place)
@@ -98,3 +100,37 @@ def test_commands_and_their_options_exist(line: str) -> None:
 def known_options(command: click.Command) -> set[str]:
     parameters = command.get_params(click.Context(command))
     return {name for parameter in parameters for name in [*parameter.opts, *parameter.secondary_opts]}
+
+
+def python_of(page: str) -> list[str]:
+    return [block.text for block in PYTHON if block.place.startswith(f"{page}:") and block.info == "python"]
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_readme_answers(smollm2: Path, tmp_path: Path) -> None:
+    """Its first program, in a folder that looks like a checkout after `make demo`."""
+    (tmp_path / ".models").mkdir()
+    (tmp_path / ".models" / "SmolLM2-135M-Instruct.gguf").symlink_to(smollm2)
+    (tmp_path / "program.py").write_text(python_of("README.md")[0], encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
+    ended = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.split()) > 3
+    assert not ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_programs_on_embedding_answer(smollm2: Path) -> None:
+    asynchronous, synchronous = python_of("docs/embedding.md")
+    names: dict[str, Any] = {}
+    exec(compile(asynchronous, "asynchronous", "exec"), names)
+    exec(compile(synchronous, "synchronous", "exec"), names)
+    assert len(asyncio.run(names["main"](str(smollm2))).split()) > 3
+    answers = names["answer"](str(smollm2), ["Name a river.", "Name a colour."])
+    assert len(answers) == 2
+    assert all(answers)

