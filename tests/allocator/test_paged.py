@@ -2,11 +2,9 @@
 
 import pickle
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -537,9 +535,3 @@ def test_audit_names_the_invariant() -> None:
     bench.alloc.groups[0].main.refs[bench.alloc.rows[1].tables[0].main[0]] += 1
     with pytest.raises(PluginFault, match="KV-02"):
         bench.alloc.audit()
-
-
-def test_the_example_in_the_documentation_runs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "plugins" / "allocator.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(example, "allocator.md", "exec"), {})
