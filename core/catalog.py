@@ -103,17 +103,13 @@ class Catalog:
     def __init__(self, *, path: Sequence[str] | None = None, extra: Iterable[AnyOffer] = ()) -> None:
         self._entries: dict[Listed, EntryPoint] = {}
         self._extra: dict[Listed, AnyOffer] = {}
-        found: Iterable[Distribution] = distributions() if path is None else distributions(path=list(path))
-        seen: set[str] = set()
-        for distribution in found:
-            name = distribution.name or ""
-            if not name or name in seen:  # the first on the path is the one that would be imported
-                continue
-            seen.add(name)
-            for entry in distribution.entry_points:
-                if entry.group == GROUP:
-                    kind, _, offer = entry.name.partition(".")
-                    self._entries[Listed(kind, offer, name, distribution.version, entry.value)] = entry
+        where: dict[str, list[str]] = {} if path is None else {"path": list(path)}
+        # names are in the metadata, which takes ten times as long to read as the entry points do
+        for name in {found.name for found in distributions(**where) if _ours(found) and found.name}:
+            first = next(iter(distributions(name=name, **where)))  # the one that would be imported
+            for entry in _ours(first):
+                kind, _, offer = entry.name.partition(".")
+                self._entries[Listed(kind, offer, name, first.version, entry.value)] = entry
         for own in extra:
             self._extra[Listed(own.kind, own.name, LOCAL, "0", "")] = own
 
@@ -197,6 +193,10 @@ class Catalog:
             raise _Broken(f"hook tokloom_{listed.kind} returned {given}, but no offer named {listed.name!r}")
         check_offer(named[0], listed)
         return named[0]
+
+
+def _ours(distribution: Distribution) -> list[EntryPoint]:
+    return [entry for entry in distribution.entry_points if entry.group == GROUP]
 
 
 def _import(entry: EntryPoint) -> ModuleType:
