@@ -18,7 +18,7 @@ TORCH  := 2.13.0
 venv: $(STAMP) $(MODEL)
 
 # torch first, and exactly: a plain `torch` could bring gigabytes of CUDA libraries
-$(STAMP): pyproject.toml tools/install_torch.py $(wildcard plugins/*/*/*.c)
+$(STAMP): pyproject.toml tools/install_torch.py $(wildcard plugins/*/*/*.c plugins/*/*/*/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/install_torch.py $(TORCH)

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, EntryPoint, distributions
 from types import ModuleType
@@ -103,10 +104,10 @@ class Catalog:
     def __init__(self, *, path: Sequence[str] | None = None, extra: Iterable[AnyOffer] = ()) -> None:
         self._entries: dict[Listed, EntryPoint] = {}
         self._extra: dict[Listed, AnyOffer] = {}
-        where: dict[str, list[str]] = {} if path is None else {"path": list(path)}
+        where = list(sys.path if path is None else path)
         # names are in the metadata, which takes ten times as long to read as the entry points do
-        for name in {found.name for found in distributions(**where) if _ours(found) and found.name}:
-            first = next(iter(distributions(name=name, **where)))  # the one that would be imported
+        for name in {found.name for found in distributions(path=where) if _ours(found) and found.name}:
+            first = next(iter(distributions(name=name, path=where)))  # the one that would be imported
             for entry in _ours(first):
                 kind, _, offer = entry.name.partition(".")
                 self._entries[Listed(kind, offer, name, first.version, entry.value)] = entry

@@ -1,9 +1,12 @@
 """Weight methods against float64."""
 
+import random
+
 import pytest
 import torch
 from torch import Tensor
 
+from tokloom.plugins.quant.weights.dense.compiled import CompiledLinear, compiles
 from tokloom.plugins.quant.weights.dense.method import DenseWeights
 from tokloom.plugins.quant.weights.int8.method import Int8Weights
 from tokloom.sdk import CheckpointInfo, LinearDesc
@@ -19,6 +22,15 @@ def desc(rows: tuple[int, ...], size: int, dtype: str, bias: bool = False) -> Li
 def matrices(rows: tuple[int, ...], size: int, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(r, size, generator=generator, dtype=torch.float64) / size**0.5 for r in rows]
+
+
+def assert_close(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Float32 sums in any order, rounded once to bfloat16."""
+    exact = x.double() @ weight.double().T
+    scale = x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        exact, scale = exact + bias.double(), scale + bias.double().abs()
+    assert ((y.double() - exact).abs() <= exact.abs() * 2**-8 + scale * 2**-20).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,14 +89,13 @@ def test_foreign_checkpoints_are_not_claimed(method: DenseWeights | Int8Weights)
     assert method.claim(CheckpointInfo("", {}, {})) > 0
 
 
-def test_packing_changes_no_bit() -> None:
-    """What a processor's own layout multiplies equals what the plain matrix does."""
+def test_what_onednn_packs_is_multiplied_right() -> None:
     for rows, size in ((960, 576), (7, 13), (33, 1)):
         weight = matrices((rows,), size, 8)[0].bfloat16()
-        linear = DenseWeights().finalize(desc((rows,), size, "bfloat16"), [{"weight": weight}], None)
+        linear = DenseWeights(compiled=False).finalize(desc((rows,), size, "bfloat16"), [{"weight": weight}], None)
         for count in (0, 1, 5, 70):
             x = matrices((count,), size, 9)[0].bfloat16()
-            assert torch.equal(linear.apply(x), torch.nn.functional.linear(x, weight))
+            assert_close(linear.apply(x), x, weight, None)
         assert linear.nbytes == weight.nbytes
 
 
@@ -92,5 +103,36 @@ def test_without_packing_the_plain_matrix_serves(monkeypatch: pytest.MonkeyPatch
     weight = matrices((16,), 32, 8)[0].bfloat16()
     x = matrices((3,), 32, 9)[0].bfloat16()
     monkeypatch.setattr("tokloom.plugins.quant.weights.dense.method._pack", lambda weight: None)
-    linear = DenseWeights().finalize(desc((16,), 32, "bfloat16"), [{"weight": weight}], None)
+    linear = DenseWeights(compiled=False).finalize(desc((16,), 32, "bfloat16"), [{"weight": weight}], None)
     assert torch.equal(linear.apply(x), torch.nn.functional.linear(x, weight))
+
+
+needs_compiled = pytest.mark.skipif(
+    not compiles(torch.zeros(2, 2, dtype=torch.bfloat16)),
+    reason="no compiled kernel: not built at installation, or the processor has no AVX512_BF16",
+)
+
+
+@needs_compiled
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("shape", [(960, 576), (37, 64), (16, 2), (100, 130), (49, 1538), (1, 32)])
+def test_the_compiled_kernel_is_right_for_every_number_of_rows(shape: tuple[int, int], tiles: bool) -> None:
+    """Against float64, with NaN around rows and results: padding is neither read nor written."""
+    out, size = shape
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    weight, bias = matrices((out,), size, seed)[0].bfloat16(), matrices((1,), out, seed + 1)[0][0].bfloat16()
+    for threads, biased in ((1, True), (2, False)):
+        linear = CompiledLinear(weight, bias if biased else None, threads, tiles=tiles)
+        assert torch.equal(linear.dequantize(), weight.float())
+        for rows in (*range(20), 31, 32, 33, 63, 64, 65, 97, 130, 257):
+            around = torch.full((rows, size + 9), float("nan"), dtype=torch.bfloat16)
+            x = around[:, :size]
+            x.copy_(matrices((rows,), size, seed + 2)[0])
+            assert_close(linear.apply(x), x, weight, bias if biased else None)
+
+
+@needs_compiled
+def test_a_packed_matrix_takes_the_bytes_of_the_plain_one() -> None:
+    weight = matrices((960,), 576, 3)[0].bfloat16()
+    assert CompiledLinear(weight, None, 1).nbytes == weight.nbytes

@@ -201,6 +201,9 @@ def test_without_a_compiler_it_installs_and_says_what_is_missing(tmp_path: Path)
     assert "missing tokloom.plugins.attention.cpu._decode" in attempt([environment.bin / "tokloom", "doctor"]).stdout
     assert environment.evaluate("from tokloom.plugins.attention.cpu import kernel as k; print(k._decode)") == "None"
     assert environment.evaluate("from tokloom.plugins.ops.cpu import ops as o; print(o._rows)") == "None"
+    assert (
+        environment.evaluate("from tokloom.plugins.quant.weights.dense import compiled as c; print(c._bf16)") == "None"
+    )
 
 
 def test_with_a_compiler_its_modules_are_compiled(installed: Environment) -> None:

@@ -6,7 +6,7 @@ from tokloom.sdk import Context, NoOptions, Offer, WeightCaps, WeightMethod, hoo
 def _make(options: NoOptions, context: Context) -> WeightMethod:
     from tokloom.plugins.quant.weights.dense.method import DenseWeights
 
-    return DenseWeights()
+    return DenseWeights(context.device.threads)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Dense linear layers: plain, or packed once for the processor."""
+"""Dense linear layers: plain, or packed once for the processor: by our own kernel, else by oneDNN."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokloom.plugins.quant.weights.dense.compiled import CompiledLinear, compiles
 from tokloom.sdk import CheckpointInfo, LinearDesc, ParamDesc
 
 
@@ -32,7 +33,7 @@ class PackedLinear:
     """Implements `tokloom.sdk.Linear` over one matrix in the blocked layout of oneDNN.
 
     Given a plain matrix, oneDNN brings it into that layout at every call, which for a few rows takes longer than the
-    multiplication. Results are those of the plain matrix, bit for bit.
+    multiplication.
     """
 
     def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
@@ -53,7 +54,16 @@ class PackedLinear:
 
 
 class DenseWeights:
-    """Implements `tokloom.sdk.WeightMethod`."""
+    """Implements `tokloom.sdk.WeightMethod`.
+
+    Args:
+        threads: at most so many work on one call of the compiled kernel.
+        compiled: False leaves the compiled kernel out.
+    """
+
+    def __init__(self, threads: int = 1, *, compiled: bool = True) -> None:
+        self._threads = threads
+        self._compiled = compiled
 
     def claim(self, checkpoint: CheckpointInfo) -> int:
         return 0 if checkpoint.quant_method else 1
@@ -63,11 +73,13 @@ class DenseWeights:
 
     def finalize(
         self, desc: LinearDesc, parts: Sequence[Mapping[str, Tensor]], bias: Tensor | None
-    ) -> DenseLinear | PackedLinear:
+    ) -> DenseLinear | PackedLinear | CompiledLinear:
         dtype = getattr(torch, desc.dtype)
         weights = [part["weight"].to(dtype) for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         bias = None if bias is None else bias.to(dtype)
+        if self._compiled and compiles(weight):
+            return CompiledLinear(weight, bias, self._threads)
         packed = _pack(weight)
         return DenseLinear(weight, bias) if packed is None else PackedLinear(packed, bias)
 
