@@ -295,11 +295,12 @@ def random_requests(rng: random.Random, count: int, *, plain: bool = False) -> l
             options["logprobs"] = rng.choice([None, 2])
             options["processors"] = rng.choice([(), (), ("shift",)])
             options["grammar"] = rng.choice([None, None, None, ("parity", "7")])
-            options["adapter"] = rng.choice(["", "", "red", "rouge", "blue"])
             if rng.random() < 0.1:
                 options.update(task="score", n=1, grammar=None)
-            elif rng.random() < 0.15:
-                options = {"task": "embed", "pooling": rng.choice(["", "last", "mean"]), "salt": options["salt"]}
-                options.update(normalize=rng.random() < 0.5, adapter=rng.choice(["", "red"]))
+            own = random.Random(f"{index} {prompt}")
+            options["adapter"] = own.choice(["", "", "red", "rouge", "blue"])
+            if own.random() < 0.12:
+                options = {"task": "embed", "salt": options["salt"], "adapter": options["adapter"]}
+                options.update(pooling=own.choice(["", "last", "mean"]), normalize=own.random() < 0.5)
         made.append(request(str(index), prompt, **options))
     return made
