@@ -16,7 +16,7 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 def make_adapter(base: LlamaForCausalLM, folder: Path, seed: int, **config: Any) -> LlamaForCausalLM:
     """Save an adapter to `folder`; returns the model with it merged."""
     options: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ALL, **config}
-    adapted = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(task_type="CAUSAL_LM", **options))
+    adapted: Any = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(task_type="CAUSAL_LM", **options))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for name, parameter in adapted.named_parameters():
@@ -24,7 +24,8 @@ def make_adapter(base: LlamaForCausalLM, folder: Path, seed: int, **config: Any)
                 parameter.data = 0.15 * torch.randn_like(parameter)
     adapted.save_pretrained(str(folder))
     merged: LlamaForCausalLM = adapted.merge_and_unload()
-    return merged.eval()
+    merged.eval()
+    return merged
 
 
 def greedy(model: LlamaForCausalLM, prompt: Sequence[int], count: int) -> tuple[list[int], Tensor]:
@@ -42,8 +43,10 @@ def pooled(model: LlamaForCausalLM, ids: Sequence[int], pooling: str, *, normali
     """The embedding by definition."""
     with torch.inference_mode():
         states = model.model(torch.tensor([list(ids)])).last_hidden_state[0].double()
-    vector = states[-1] if pooling == "last" else states.mean(0)
-    return vector / vector.norm() if normalize else vector
+    vector: Tensor = states[-1] if pooling == "last" else states.mean(0)
+    if normalize:
+        vector /= vector.norm()
+    return vector
 
 
 def profile(model: Path, adapters: Mapping[str, Path], **engine: Any) -> dict[str, Any]:

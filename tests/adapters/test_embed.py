@@ -128,7 +128,7 @@ def test_a_folder_that_fixes_its_pooling_is_obeyed(
     ids = random_ids("folder", 9)
     with Engine.from_profile(profile(tmp_path, {})) as engine:
         for name in ("last", "mean"):
-            request = GenerateRequest(task="embed", token_ids=ids, pooling=name)  # type: ignore[arg-type]
+            request = GenerateRequest(task="embed", token_ids=ids, pooling=name)
             if name in allowed:
                 assert_is(engine.generate(request)[0].embedding, pooled(model, ids, name, normalize=True))
             else:

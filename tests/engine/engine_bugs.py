@@ -379,5 +379,5 @@ def adapters_share_prefixes(patch: Patch) -> None:
 
 @bug("the adapter of the first row counts for its neighbours")
 def rows_take_their_neighbours_adapter(patch: Patch) -> None:
-    original = runner.adapter_rows
+    original = batch.adapter_rows
     patch.setattr(runner, "adapter_rows", lambda digests, indptr: original([digests[0]] * len(digests), indptr))

@@ -181,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
             "stops": {"stop_token_ids": (2, 5)},
             "deadline": {"objectives": Objectives(deadline=1.0)},
         }
-        fields = {"max_tokens": max_tokens, "n": n, "temperature": float(hot), "seed": seed}
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "n": n, "temperature": float(hot), "seed": seed}
         if kind.startswith("embed"):
             fields = {"task": "embed", "pooling": kind.removeprefix("embed "), "normalize": hot}
         fields |= kinds.get(kind, {})

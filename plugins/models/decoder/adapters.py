@@ -142,7 +142,7 @@ class Adapters:
             adapted = linear if isinstance(linear, AdaptedLinear) else AdaptedLinear(linear, self._selection)
             adapted.pairs[digest] = pair
             changed[field.name] = adapted
-        return attrs.evolve(layer, **changed)
+        return attrs.evolve(layer, **changed)  # type: ignore[misc]  # whatever attrs class a layer is
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
