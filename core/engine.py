@@ -51,6 +51,9 @@ class EngineCore:
         composition: from `tokloom.core.compose.compose`.
         progress: told how far weight loading is.
         poison_pools: fill KV memory with NaN first; for tests.
+
+    Attributes:
+        adapters: names that callers use -> digests, as `Scope.adapter` has them.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class EngineCore:
         device = composition.device
         model = composition.model.load(composition.weights.plugin, device.info.name, progress)
         _load_adapters(composition, model)
+        self.adapters: Mapping[str, str] = {name: entry.info.digest for name, entry in composition.adapters.items()}
         self.pools = PagePools(composition.layout, device, composition.codec.plugin, poison=poison_pools)
         composition.context.bind_pages(self.pools)
         self.runner = Runner(composition, model, self.pools)
@@ -82,11 +86,6 @@ class EngineCore:
         self._audit_after = 0.0
         self._closed = False
         self._broken: PluginFault | None = None
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """Names of the adapters that requests may use -> their digests, as `Scope.adapter` has them."""
-        return {name: entry.info.digest for name, entry in self.composition.adapters.items()}
 
     # -- any thread ------------------------------------------------------------------------------------------------
 

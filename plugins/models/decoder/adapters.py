@@ -125,12 +125,15 @@ class Adapters:
         for part, out in zip(desc.parts, desc.out_parts, strict=True):
             if part in file.modules:
                 down, up = file.read(part)
-                matrix = (up.to(_wide(self._dtype)) * file.config.scale_of(part)).to(self._device, self._dtype)
-                ups.append(_Up(matrix, slice(rank, rank + len(down)), slice(column, column + out)))
-                downs.append(down.to(self._device, self._dtype))
+                matrix = up.to(_wide(self._dtype)) * file.config.scale_of(part)
+                ups.append(_Up(self._held(matrix), slice(rank, rank + len(down)), slice(column, column + out)))
+                downs.append(down.to(_wide(self._dtype)))
                 rank += len(down)
             column += out
-        return LoraPair(torch.cat(downs), tuple(ups)) if downs else None
+        return LoraPair(self._held(torch.cat(downs)), tuple(ups)) if downs else None
+
+    def _held(self, matrix: Tensor) -> Tensor:
+        return matrix.to(self._device, self._dtype)
 
     def _adapt(self, number: int, layer: Layer, digest: str, pairs: dict[str, LoraPair]) -> Layer:
         changed: dict[str, AdaptedLinear] = {}
