@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokloom.core.batch import StepRows
+from tokloom.core.device import to_host
 from tokloom.core.plan import Span
 
 
@@ -22,7 +23,7 @@ def pool(spans: Sequence[Span], step: StepRows, last: Tensor) -> dict[int, NDArr
             continue
         first, stop = int(step.indptr[b]), int(step.indptr[b + 1])
         rows = last[stop - 1 if span.pools == "last" else first : stop]
-        found[b] = rows.sum(0, dtype=torch.float64).cpu().numpy()
+        found[b] = to_host(rows.sum(0, dtype=torch.float64)).numpy()
     return found
 
 

@@ -70,10 +70,13 @@ def three(
 ) -> tuple[dict[str, Path], dict[str, LlamaForCausalLM]]:
     """Adapters of different ranks and targets; merged models by name, the base under the empty name."""
     folder, models = tmp_path_factory.mktemp("three"), {"": base[1]}
-    for seed, (name, options) in enumerate(
-        {"x": {}, "y": {"r": 9, "target_modules": ["v_proj", "down_proj"]}, "z": {"target_modules": ALL[:3]}}.items()
-    ):
-        models[name] = make_adapter(base[1], folder / name, seed, **options)
+    options: dict[str, dict[str, Any]] = {
+        "x": {},
+        "y": {"r": 9, "target_modules": ["v_proj", "down_proj"]},
+        "z": {"target_modules": ALL[:3]},
+    }
+    for seed, (name, chosen) in enumerate(options.items()):
+        models[name] = make_adapter(base[1], folder / name, seed, **chosen)
     return {name: folder / name for name in "xyz"}, models
 
 
