@@ -49,7 +49,7 @@ def admissible(request: Request, composition: "Composition") -> Request:
         checks.fail("task", request.task, "generate, score or embed")
     pooling = _pooling(request, spec, checks)
     if request.task == "embed":
-        check_drawing(sampling, subject)
+        _check_drawing(sampling, subject)
     if request.task == "score" and sampling.n != 1:
         checks.fail("n", sampling.n, "1, since scoring draws nothing")
     room = settings.max_model_tokens - (1 if request.task == "generate" and sampling.max_tokens else 0)
@@ -95,7 +95,7 @@ def _pooling(request: Request, spec: ModelSpec, checks: Checks) -> Pooling:
     checks.fail("pooling", given, f"what the model allows: {', '.join(spec.poolings)}")
 
 
-def check_drawing(sampling: SamplingParams, subject: str) -> None:
+def _check_drawing(sampling: SamplingParams, subject: str) -> None:
     """An embedding draws no token: a parameter that was set would have no effect."""
     plain = SamplingParams()
     for field in attrs.fields(SamplingParams):

@@ -15,7 +15,8 @@ def open_adapters(profile: Profile, family: FamilyPart, model: Model) -> dict[st
     is in an adapter's files.
     """
     sections = sorted(profile.adapters, key=lambda section: section.name)
-    engine, problems = profile.engine, list[Problem]()
+    engine = profile.engine
+    problems: list[Problem] = []
     if sections and not family.caps.adapters:
         help = "remove [adapters], or use a model family with the capability adapters"
         problems += [_problem(section, f"{family.id} takes no adapters", help) for section in sections]

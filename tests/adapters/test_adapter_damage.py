@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import edit_json, tiny_llama
 
 from tokloom import Engine
+from tokloom.plugins.models.decoder.adapters import Adapters
 from tokloom.plugins.models.decoder.family import DecoderFamily, DecoderModel
+from tokloom.plugins.models.decoder.loading import linear_descs
 from tokloom.sdk import CheckpointError, ModelSource, ProfileError
 
 SMALL: dict[str, Any] = {
@@ -139,6 +141,14 @@ def test_its_memory_is_what_is_announced(folders: tuple[Path, Path]) -> None:
         info = engine.core.composition.adapters["a"].info
         held = [core.runner._model.nbytes for core in (engine.core, plain.core)]
     assert held[0] - held[1] == info.nbytes > 0
+
+
+def test_a_layer_that_cannot_be_adapted_is_named_and_not_left_out(folders: tuple[Path, Path]) -> None:
+    model, sound = folders
+    adapters = Adapters(linear_descs(open_model(model)._checkpoint.config, "float32"), torch.float32, "cpu")
+    with pytest.raises(CheckpointError, match=r"adapters of layers\.\d\.\w+ are not supported"):
+        adapters.load(sound, ())
+    assert adapters.nbytes == 0
 
 
 def refusal(sections: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from tokloom.plugins.models.decoder.adapter_file import AdapterFile
-from tokloom.sdk import AdapterInfo, AdapterRows, Linear, LinearDesc
+from tokloom.sdk import AdapterInfo, AdapterRows, CheckpointError, Linear, LinearDesc
 
 Layer = TypeVar("Layer", bound=attrs.AttrsInstance)
 #: rows of a batch: a run of them, or their numbers `[n]` on the device
@@ -111,9 +111,14 @@ class Adapters:
         self._selection.set(rows, self._device)
 
     def load(self, path: Path, layers: Sequence[Layer]) -> tuple[AdapterInfo, tuple[Layer, ...]]:
-        """The layers with the adapter in them."""
+        """The layers with the adapter in them. Raises CheckpointError, and changes nothing, where it does not fit."""
         file = AdapterFile(path, self._descs, self._dtype.itemsize)
         pairs = {desc.name: pair for desc in self._descs if (pair := self._pair(desc, file)) is not None}
+        held = {f"layers.{n}.{field.name}" for n, layer in enumerate(layers) for field in attrs.fields(type(layer))}
+        for name in pairs.keys() - held:
+            raise CheckpointError(
+                f"adapters of {name} are not supported", subject=file.config.subject, remedy="Use another adapter"
+            )
         self.nbytes += sum(pair.nbytes for pair in pairs.values())
         adapted = tuple(self._adapt(number, layer, file.info.digest, pairs) for number, layer in enumerate(layers))
         return file.info, adapted
