@@ -86,12 +86,17 @@ def logit(seen: int, token: int) -> float:
 
 
 def greedy(
-    prompt: Sequence[int], count: int, windows: Sequence[int | None], vocab: int, heads: Heads = (1, 1)
+    prompt: Sequence[int],
+    count: int,
+    windows: Sequence[int | None],
+    vocab: int,
+    heads: Heads = (1, 1),
+    adapter: int = 0,
 ) -> list[int]:
     """The greedy continuation, end tokens ignored."""
     tokens = list(prompt)
     for _ in range(count):
-        seen = hidden(tokens, windows, heads)[-1]
+        seen = hidden(tokens, windows, heads, adapter)[-1]
         tokens.append(max(range(vocab), key=lambda token: (logit(seen, token), -token)))
     return tokens[len(prompt) :]
 
