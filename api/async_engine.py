@@ -60,6 +60,11 @@ class AsyncEngine:
             raise
         return cls(core, core.composition.model.tokenizer)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names that `GenerateRequest.adapter` may have, sorted."""
+        return tuple(sorted(self.core.adapters))
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Events of a request until all of its sequences have ended.
 

@@ -59,9 +59,14 @@ class Engine:
         core = Loader(lambda: composition, progress).load()
         return cls(core, core.composition.model.tokenizer)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names that `GenerateRequest.adapter` may have, sorted."""
+        return tuple(sorted(self.core.adapters))
+
     def add(self, request: GenerateRequest) -> str:
         """Queue a request; returns its id. Raises RequestError or CapacityError and keeps nothing then."""
-        prepared = prepare(request, self.tokenizer)
+        prepared = prepare(request, self.tokenizer, self.core.adapters)
         self.core.add(prepared)
         self._session.begin(request, prepared)
         return prepared.request_id

@@ -33,6 +33,7 @@ class Gathered:
             usage=whole.usage,
             logprobs=whole.logprobs,
             prompt_logprobs=whole.prompt_logprobs,
+            embedding=whole.embedding,
             error=whole.error,
         )
 

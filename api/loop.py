@@ -50,7 +50,7 @@ class EngineLoop:
 
     def admit(self, request: GenerateRequest, box: Mailbox) -> None:
         """Queue a request whose events go to `box`. Blocks while it tokenises, so it belongs in a worker thread."""
-        prepared = prepare(request, self._tokenizer)
+        prepared = prepare(request, self._tokenizer, self.core.adapters)
         request_id = prepared.request_id
         with self._lock:
             self._check_open(request_id)

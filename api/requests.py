@@ -2,8 +2,9 @@
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
+from types import MappingProxyType
 from typing import Any, Final
 
 from tokloom.api.types import GenerateRequest
@@ -26,12 +27,16 @@ from tokloom.sdk import (
 
 _PREFIX = secrets.token_hex(4)
 _COUNTER = itertools.count(1)
+_NO_ADAPTERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 #: field -> type, for what the core takes on trust
 _TYPES: Final[dict[str, type]] = {
     "raw": bool,
     "include_stop": bool,
     "task": str,
+    "pooling": str,
+    "normalize": bool,
+    "adapter": str,
     "request_id": str,
     "tenant": str,
     "salt": str,
@@ -99,8 +104,13 @@ def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool
     return tokenizer.has_chat_template
 
 
-def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
-    """Check, tokenise and translate; may take long for a long prompt. Raises RequestError naming what is wrong."""
+def prepare(
+    request: GenerateRequest, tokenizer: Tokenizer | None, adapters: Mapping[str, str] = _NO_ADAPTERS
+) -> Request:
+    """Check, tokenise and translate; may take long for a long prompt. Raises RequestError naming what is wrong.
+
+    `adapters`: name -> digest of those that are loaded.
+    """
     if not isinstance(request, GenerateRequest):
         raise RequestError(
             f"the request is {type(request).__name__}", remedy="Give a GenerateRequest; its prompt takes text"
@@ -110,16 +120,33 @@ def prepare(request: GenerateRequest, tokenizer: Tokenizer | None) -> Request:
     check(request, subject)
     if request.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer", subject=subject, remedy="Use stop_token_ids")
+    if request.stop and request.task == "embed":
+        raise RequestError("stop is set and the task is embed", subject=subject, remedy="Leave stop empty")
+    scope = Scope(salt=request.salt, adapter=_digest(request.adapter, adapters, subject))
     return Request(
         request_id=request.request_id or fresh_id(),
         segments=(TokenSegment(_ids(request, tokenizer, subject)),),
         sampling=request.sampling,
         task=request.task,
+        pooling=request.pooling,
+        normalize=request.normalize,
         priority=request.priority,
         tenant=request.tenant,
         objectives=request.objectives,
-        scope=Scope(salt=request.salt),
+        scope=scope,
     )
+
+
+def _digest(name: str, adapters: Mapping[str, str], subject: str) -> str:
+    if not name:
+        return ""
+    if name not in adapters:
+        raise RequestError(
+            f"no adapter is called {shown(name)}",
+            subject=subject,
+            remedy=f"Known adapters: {', '.join(sorted(adapters)) or 'none; name them in [adapters] of the profile'}",
+        )
+    return adapters[name]
 
 
 def _ids(request: GenerateRequest, tokenizer: Tokenizer | None, subject: str) -> tuple[int, ...]:

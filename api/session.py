@@ -130,6 +130,7 @@ def _event(event: OutputEvent, text: _Text, shown: str, taken: int) -> Event:
         token_ids=event.tokens[:taken],
         logprobs=event.logprobs[:taken],
         prompt_logprobs=event.prompt_logprobs,
+        embedding=event.embedding,
         finish_reason=reason,
         usage=usage,
         error=error,

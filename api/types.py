@@ -1,13 +1,21 @@
 """What callers of the embedding API give and get."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from attrs import field, frozen
 
 from tokloom.core.checks import Checks
 from tokloom.core.events import TokenLogprobs, Usage
-from tokloom.sdk import ChatMessage, FinishReason, Objectives, RequestError, SamplingParams, TokloomError
+from tokloom.sdk import (
+    ChatMessage,
+    FinishReason,
+    Objectives,
+    Pooling,
+    RequestError,
+    SamplingParams,
+    Task,
+    TokloomError,
+)
 
 __all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
 
@@ -54,7 +62,11 @@ class GenerateRequest:
         sampling: see `tokloom.sdk.SamplingParams`.
         stop: strings that end the text; what matched is cut off unless `include_stop`. They are looked for from token
             `sampling.min_tokens` on. One string is accepted.
-        task: `generate`, or `score` for the log-probability of each prompt token.
+        task: `generate`; `score` for the log-probability of each prompt token; `embed` for one vector. `embed` takes no
+            sampling parameters and no stop strings.
+        pooling, normalize: of `embed`: `last` or `mean` (empty: the model's own way), and whether the vector is divided
+            by its Euclidean length.
+        adapter: name of the adapter to use, one of the engine's `adapters`; empty: none.
         request_id: empty takes a fresh one.
         salt: requests with different salts never share cached KV.
         objectives: service objectives; its `deadline` ends the request that many seconds after arrival.
@@ -67,7 +79,10 @@ class GenerateRequest:
     sampling: SamplingParams = field(factory=SamplingParams)
     stop: tuple[str, ...] = field(default=(), converter=_stops)
     include_stop: bool = False
-    task: Literal["generate", "score"] = "generate"
+    task: Task = "generate"
+    pooling: Pooling = ""
+    normalize: bool = True
+    adapter: str = ""
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
@@ -85,6 +100,7 @@ class Event:
         token_ids: committed since the last event.
         logprobs: one per token where `sampling.logprobs` asked for them.
         prompt_logprobs: once, where `sampling.prompt_logprobs` asked for them.
+        embedding: on the last event of the task `embed`: float32 values.
         finish_reason: on the sequence's last event, as are `usage` and, where it failed, `error`.
     """
 
@@ -94,6 +110,7 @@ class Event:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     error: TokloomError | None = field(default=None, eq=False)
@@ -112,4 +129,5 @@ class Result:
     usage: Usage | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] = ()
     error: TokloomError | None = field(default=None, eq=False)

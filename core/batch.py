@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tokloom.core.device import Device
 from tokloom.core.plan import Span
 from tokloom.core.rows import Rows
-from tokloom.sdk import AttnBatch, Draft, KVGroup
+from tokloom.sdk import AdapterRows, AttnBatch, Draft, KVGroup
 
 Ints = NDArray[np.int64]
 
@@ -89,6 +89,21 @@ def flatten(rows: Rows, spans: Sequence[Span], drafts: Sequence[Draft], num_deco
         num_decode,
         num_verify,
     )
+
+
+def adapter_rows(digests: Sequence[str], indptr: NDArray[np.int32]) -> tuple[AdapterRows, ...]:
+    """The rows of each adapter, from the digest of each span; empty: none."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    bounds = indptr.tolist()
+    for digest, first, stop in zip(digests, bounds, bounds[1:], strict=False):
+        if not digest:
+            continue
+        ranges = found.setdefault(digest, [])
+        if ranges and ranges[-1][1] == first:
+            ranges[-1] = (ranges[-1][0], stop)
+        else:
+            ranges.append((first, stop))
+    return tuple(AdapterRows(digest, tuple(ranges)) for digest, ranges in found.items())
 
 
 def depths(draft: Draft) -> Ints:

@@ -1,16 +1,21 @@
 """Committer: takes a launch's results into the host's state. Nothing in here may fail for lack of space."""
 
 from collections.abc import Sequence as Items
+from typing import Final
 
 from tokloom.core.events import TokenLogprobs
 from tokloom.core.plan import Span, StepPlan
+from tokloom.core.pooling import embedding
 from tokloom.core.runner import PagesLost, SpanResult, StepResult
 from tokloom.core.sampling import AdaptiveK
 from tokloom.core.sampling import TokenLogprobs as RowLogprobs
 from tokloom.core.sequence import Sequence
 from tokloom.core.speculation import subset
 from tokloom.core.state import EngineState
-from tokloom.sdk import Allocation, FinishReason, IngestBatch, PluginFault, SchedEvent, StepStats, TokloomError
+from tokloom.sdk import Allocation, FinishReason, IngestBatch, PluginFault, SchedEvent, StepStats, Task, TokloomError
+
+#: why a sequence ends whose prompt is all it wanted
+_ENDS: Final[dict[Task, FinishReason]] = {"generate": "length", "score": "scored", "embed": "embedded"}
 
 
 class Committer:
@@ -106,8 +111,9 @@ class Committer:
             seq.pending -= span.k + 1
         seq.note_drafts(result.drafted, len(result.accepted))
         self._score(seq, result)
-        if result.error is not None:
-            state.finish(seq, "error", result.error)
+        error = result.error or self._pool(seq, result)
+        if error is not None:
+            state.finish(seq, "error", error)
             return 0
         logprobs = [_logprobs(own, logs) for own, logs in zip(result.tokens, result.logprobs, strict=False)]
         if len(result.tokens) > 1 and not seq.forked:
@@ -116,7 +122,7 @@ class Committer:
         if reason is None and result.ended:
             reason = "stop"
         if reason is None and not seq.generates and seq.num_computed == len(seq.tokens):
-            reason = "scored" if seq.request.task == "score" else "length"
+            reason = _ENDS[seq.request.task]
         # behind a stop, verified rows continue with tokens that do not stand
         known = min(result.rows, len(seq.tokens) - (1 if result.tokens else 0) - result.start)
         if reason is not None:
@@ -140,6 +146,24 @@ class Committer:
         if seq.num_computed >= seq.num_prompt:
             seq.prompt_scored = True
             self._state.emit(seq, prompt_logprobs=tuple(seq.prompt_logprobs))
+
+    def _pool(self, seq: Sequence, result: SpanResult) -> TokloomError | None:
+        """Add a span's rows to the sequence's sum; at the end of the prompt it becomes the embedding."""
+        if result.pooled is None:
+            return None
+        seq.pooled = result.pooled if seq.pooled is None else seq.pooled + result.pooled
+        if seq.num_computed < len(seq.tokens):
+            return None
+        rows = len(seq.tokens) if seq.request.pooling == "mean" else 1
+        vector = embedding(seq.pooled, rows, normalize=seq.request.normalize)
+        if vector is None:
+            return PluginFault(
+                "the model gave hidden states that are NaN or infinite",
+                subject=f"request {seq.request.request_id!r}",
+                remedy="Check the weights, or compute in a wider model.dtype",
+            )
+        seq.embedding = vector
+        return None
 
     def _append(self, seq: Sequence, tokens: Items[int], logprobs: tuple[TokenLogprobs, ...]) -> FinishReason | None:
         """Append tokens up to the first that ends the sequence."""

@@ -1,6 +1,7 @@
 """Composition: the plugins of one engine, negotiated and bound."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from attrs import field, frozen
@@ -8,6 +9,7 @@ from attrs import field, frozen
 from tokloom.core.context import EngineContext
 from tokloom.core.device import Device
 from tokloom.sdk import (
+    AdapterInfo,
     AllocatorCaps,
     AttentionCaps,
     AttentionKernel,
@@ -94,6 +96,14 @@ class EngineSettings:
     seed: int | None = None
 
 
+@frozen
+class Adapter:
+    """An adapter that the profile names, and what the model family says of it."""
+
+    path: Path
+    info: AdapterInfo
+
+
 @frozen(kw_only=True)
 class Composition:
     """Everything the engine needs, resolved once.
@@ -104,6 +114,7 @@ class Composition:
         connectors: tiers in the order they are asked.
         needs: what the speculator asked for; empty without one.
         processors, grammars: logits plugins that requests may name.
+        adapters: by the names that callers use; several names may have one digest.
     """
 
     settings: EngineSettings
@@ -126,6 +137,7 @@ class Composition:
     observers: tuple[Part[Observer, ObserverCaps], ...] = ()
     processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     grammars: Mapping[str, GrammarFactory] = field(factory=dict)
+    adapters: Mapping[str, Adapter] = field(factory=dict)
 
     @property
     def verify(self) -> Part[AttentionKernel, AttentionCaps]:

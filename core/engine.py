@@ -12,7 +12,7 @@ One step at depth 0 (at depth 1 the oldest launch is committed while the newest 
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tokloom.core.commit import Committer
 from tokloom.core.composition import Composition
@@ -25,7 +25,16 @@ from tokloom.core.requests import admissible
 from tokloom.core.runner import PagesLost, Runner, StepResult
 from tokloom.core.sequence import Sequence
 from tokloom.core.state import EngineState
-from tokloom.sdk import CapacityError, PluginFault, Request, RequestError, SchedEvent
+from tokloom.sdk import (
+    AdaptedModel,
+    CapacityError,
+    CheckpointError,
+    LoadedModel,
+    PluginFault,
+    Request,
+    RequestError,
+    SchedEvent,
+)
 
 #: how long a step without anything to launch waits for a tier before it returns, seconds
 NAP = 0.005
@@ -42,6 +51,9 @@ class EngineCore:
         composition: from `tokloom.core.compose.compose`.
         progress: told how far weight loading is.
         poison_pools: fill KV memory with NaN first; for tests.
+
+    Attributes:
+        adapters: names that callers use -> digests, as `Scope.adapter` has them.
     """
 
     def __init__(
@@ -56,6 +68,8 @@ class EngineCore:
         self._now = composition.context.now
         device = composition.device
         model = composition.model.load(composition.weights.plugin, device.info.name, progress)
+        _load_adapters(composition, model)
+        self.adapters: Mapping[str, str] = {name: entry.info.digest for name, entry in composition.adapters.items()}
         self.pools = PagePools(composition.layout, device, composition.codec.plugin, poison=poison_pools)
         composition.context.bind_pages(self.pools)
         self.runner = Runner(composition, model, self.pools)
@@ -286,3 +300,13 @@ class EngineCore:
             except Exception as error:
                 self.state.faults.record(part.id, "close", error)
         self._context.close()
+
+
+def _load_adapters(composition: Composition, model: LoadedModel) -> None:
+    """Each digest once, whatever its names."""
+    adapted: AdaptedModel = model  # type: ignore[assignment]  # capability `adapters`
+    for path, info in {entry.info.digest: (entry.path, entry.info) for entry in composition.adapters.values()}.values():
+        if adapted.load_adapter(path).digest != info.digest:
+            raise CheckpointError(
+                "has changed since it was composed", subject=str(path), remedy="Start again when it is complete"
+            )

@@ -51,6 +51,7 @@ class OutputEvent:
         tokens: committed since the last event of this sequence.
         logprobs: one per token where asked for; else empty.
         prompt_logprobs: with the first event of a sequence that scores its prompt; else empty.
+        embedding: with the last event of a sequence that was embedded, float32 values; else empty.
         finish_reason: set exactly once, on the last event of the sequence.
         error: why, with finish reason `error`.
         usage: with the last event.
@@ -61,6 +62,7 @@ class OutputEvent:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     error: TokloomError | None = field(default=None, eq=False)
     usage: Usage | None = None

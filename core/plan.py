@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from tokloom.sdk import Draft, OnDevice, PageOp, SeqId, TableDelta
+from tokloom.sdk import Draft, OnDevice, PageOp, Pooling, SeqId, TableDelta
 
 
 @frozen
@@ -18,6 +18,7 @@ class Span:
         drafts: proposed tokens verified by this span; None without.
         samples: sequences' first tokens to draw from the last row: 0 none, 1 the usual, n for parallel sampling.
         scores: whether logits of every row are turned into log-probabilities of the next prompt token.
+        pools: which rows' hidden states go into an embedding: none, the last, or all (`mean`).
         propose: tokens a device speculator shall draft after this span.
     """
 
@@ -29,6 +30,7 @@ class Span:
     samples: int = 0
     scores: bool = False
     propose: int = 0
+    pools: Pooling = ""
 
     @property
     def k(self) -> int:

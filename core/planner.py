@@ -112,7 +112,7 @@ class Planner:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def _decodes(self, seq: Sequence) -> bool:
-        return seq.unscheduled == 1 and not seq.scores_prompt
+        return seq.unscheduled == 1 and not seq.scores_prompt and not seq.embeds
 
     def _wants_rows(self, seq: Sequence) -> bool:
         """Whether another span is useful: not if the tokens in flight may already be the last."""
@@ -246,6 +246,7 @@ class Planner:
             samples=self._samples(seq) if final else 0,
             scores=seq.scores_prompt,
             propose=self._first_proposal(seq, step) if final else 0,
+            pools=seq.request.pooling if final or seq.request.pooling == "mean" else "",
         )
         self._commit_span(step, seq, span, step.prefill)
 
@@ -316,7 +317,7 @@ class Planner:
     def _start(self, step: _Step, seq: Sequence, now: float) -> bool:
         """Try to start a waiting sequence; False if it is in the way of those behind it."""
         state = self._state
-        limit = 0 if seq.scores_prompt else len(seq.tokens) - 1  # a span has a row
+        limit = 0 if seq.needs_all_rows else len(seq.tokens) - 1  # a span has a row
         hit = state.allocator.lookup(seq.view, seq.keys.extend(seq.tokens), limit)
         if self._somebody_computes(seq, hit.tokens, limit):
             return True

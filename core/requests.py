@@ -1,6 +1,6 @@
 """Requests as callers give them, checked before they enter the loop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -8,10 +8,20 @@ import attrs
 from tokloom.core.checks import Checks
 from tokloom.core.parameters import validate
 from tokloom.core.shown import shown
-from tokloom.sdk import Objectives, PluginFault, Request, RequestError, SamplingParams, Scope, TokenSegment
+from tokloom.sdk import (
+    ModelSpec,
+    Objectives,
+    PluginFault,
+    Pooling,
+    Request,
+    RequestError,
+    SamplingParams,
+    Scope,
+    TokenSegment,
+)
 
 if TYPE_CHECKING:
-    from tokloom.core.composition import Composition
+    from tokloom.core.composition import Adapter, Composition
 
 #: longest objective or deadline, seconds
 MAX_SECONDS: Final = 1e9
@@ -35,8 +45,11 @@ def admissible(request: Request, composition: "Composition") -> Request:
     if not length:
         raise RequestError("the prompt has no tokens", subject=subject, remedy="Give at least one token")
     sampling = validate(request.sampling, spec.vocab_size, subject)
-    if checks.text("task", request.task) not in ("generate", "score"):
-        checks.fail("task", request.task, "generate or score")
+    if checks.text("task", request.task) not in ("generate", "score", "embed"):
+        checks.fail("task", request.task, "generate, score or embed")
+    pooling = _pooling(request, spec, checks)
+    if request.task == "embed":
+        _check_drawing(sampling, subject)
     if request.task == "score" and sampling.n != 1:
         checks.fail("n", sampling.n, "1, since scoring draws nothing")
     room = settings.max_model_tokens - (1 if request.task == "generate" and sampling.max_tokens else 0)
@@ -52,11 +65,47 @@ def admissible(request: Request, composition: "Composition") -> Request:
         request_id=request_id,
         segments=segments,
         sampling=sampling,
+        pooling=pooling,
+        normalize=checks.flag("normalize", request.normalize),
         priority=clean_priority(request.priority, checks),
         tenant=checks.text("tenant", request.tenant),
         objectives=clean_objectives(request.objectives, checks),
-        scope=_scope(request.scope, checks),
+        scope=_scope(request.scope, composition.adapters, checks),
     )
+
+
+def _pooling(request: Request, spec: ModelSpec, checks: Checks) -> Pooling:
+    """The pooling that applies: the one asked for, or the model's own; empty where nothing is embedded."""
+    given = checks.text("pooling", request.pooling)
+    if request.task != "embed":
+        if given:
+            checks.fail("pooling", given, "empty unless the task is embed")
+        return ""
+    if not spec.poolings:
+        raise RequestError(
+            "the model gives no embeddings",
+            subject=f"request {shown(request.request_id)}",
+            remedy="Use the task generate or score, or another model",
+        )
+    if not given:
+        return spec.poolings[0]
+    for name in spec.poolings:
+        if given == name:
+            return name
+    checks.fail("pooling", given, f"what the model allows: {', '.join(spec.poolings)}")
+
+
+def _check_drawing(sampling: SamplingParams, subject: str) -> None:
+    """An embedding draws no token: a parameter that was set would have no effect."""
+    plain = SamplingParams()
+    for field in attrs.fields(SamplingParams):
+        value = getattr(sampling, field.name)
+        if value != getattr(plain, field.name):
+            raise RequestError(
+                f"{field.name} is {shown(value)} and the task is embed, which draws no token",
+                subject=subject,
+                remedy=f"Leave {field.name} at its default",
+            )
 
 
 def _segments(given: object, vocab_size: int, checks: Checks) -> tuple[TokenSegment, ...]:
@@ -94,12 +143,16 @@ def clean_objectives(given: object, checks: Checks) -> Objectives:
     return Objectives(**seconds)
 
 
-def _scope(given: object, checks: Checks) -> Scope:
+def _scope(given: object, adapters: "Mapping[str, Adapter]", checks: Checks) -> Scope:
     if not isinstance(given, Scope):
         checks.fail("scope", given, "a Scope")
+    adapter = checks.text("scope.adapter", given.adapter)
+    known = [entry.info.digest for entry in adapters.values()]
+    if adapter and adapter not in known:
+        checks.fail("scope.adapter", adapter, f"empty, or a loaded adapter's digest: {', '.join(known) or 'none is'}")
     return Scope(
         salt=checks.text("scope.salt", given.salt),
-        adapter=checks.text("scope.adapter", given.adapter),
+        adapter=adapter,
         media=checks.texts("scope.media", given.media),
     )
 

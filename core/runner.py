@@ -4,16 +4,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tokloom.core.attend import Attend
-from tokloom.core.batch import StepRows, flatten
+from tokloom.core.batch import StepRows, adapter_rows, flatten
 from tokloom.core.composition import Composition
 from tokloom.core.device import Handle
 from tokloom.core.graphs import DecodeGraphs
 from tokloom.core.plan import RowBegin, Span, StepPlan
+from tokloom.core.pooling import pool
 from tokloom.core.pools import PagePools
 from tokloom.core.rows import Rows
 from tokloom.core.sampling import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, TokenLogprobs, stream, uniform
@@ -21,6 +22,7 @@ from tokloom.core.sequence import Sequence as CoreSequence
 from tokloom.core.speculation import DeviceSpeculation
 from tokloom.sdk import (
     NO_DRAFT,
+    AdapterRows,
     Draft,
     DraftPages,
     ForwardBatch,
@@ -47,6 +49,7 @@ class SpanResult:
         drafted: draft tokens verified.
         accepted: nodes of the draft that stand, root side first.
         ended: the grammar has ended the sequence.
+        pooled: `[H]`, what the span adds to an embedding; None unless it pools.
     """
 
     seq_id: SeqId
@@ -60,6 +63,7 @@ class SpanResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     ended: bool = False
     error: TokloomError | None = None
+    pooled: NDArray[np.float64] | None = field(default=None, eq=False)
 
 
 @frozen
@@ -136,7 +140,7 @@ class Runner:
             only_decode = plan.num_decode == len(plan.spans)
             drafts = [NO_DRAFT] * plan.num_decode if only_decode else [self._draft(span) for span in plan.spans]
             step = flatten(self.rows, plan.spans, drafts, plan.num_decode, plan.num_verify)
-            hidden = self._forward(plan.step, step)
+            hidden = self._forward(plan.step, step, self._adapter_rows(plan.spans, step))
             results = self._sample(plan.spans, step, hidden)
             ingest = self._ingest(plan.spans, step, results, hidden)
             if self.on_device is not None and ingest is not None:
@@ -191,8 +195,13 @@ class Runner:
             return self.rows.drafts[self.rows.of(span.seq_id)].prefix(span.drafts.k)
         return span.drafts
 
-    def _forward(self, number: int, step: StepRows) -> Hidden:
-        if self.graphs.apply_to(step):
+    def _adapter_rows(self, spans: Sequence[Span], step: StepRows) -> tuple[AdapterRows, ...]:
+        if not self._composition.adapters:
+            return ()
+        return adapter_rows([self._live[span.seq_id].request.scope.adapter for span in spans], step.indptr)
+
+    def _forward(self, number: int, step: StepRows, adapters: tuple[AdapterRows, ...]) -> Hidden:
+        if not adapters and self.graphs.apply_to(step):
             return self.graphs.run(step)
         self._attend.prepare(number, step)
         batch = ForwardBatch(
@@ -200,6 +209,7 @@ class Runner:
             positions=self._device.upload(step.positions),
             q_indptr=step.indptr,
             features=self._features,
+            adapters=adapters,
         )
         return self._model.forward(batch, self._attend, self._ops)
 
@@ -207,11 +217,15 @@ class Runner:
         wanted = _wanted_rows(spans, step)
         logits = self._logits(hidden, wanted)
         drawn, scored = self._draw(spans, step, wanted, logits)
+        pooled = pool(spans, step, hidden.last)
         places = zip(spans, step.rows.tolist(), step.start.tolist(), step.counts.tolist(), strict=True)
-        return [
+        results = [
             self._settle(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
             for b, (span, row, start, count) in enumerate(places)
         ]
+        for b, total in pooled.items():
+            results[b] = evolve(results[b], pooled=total)
+        return results
 
     def _logits(self, hidden: Hidden, wanted: Mapping[int, tuple[int, int]]) -> Tensor | None:
         if not wanted:

@@ -1,10 +1,15 @@
 """Sequence: the mutable state of one sequence, owned by the core, and the read-only view that plugins get."""
 
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 from tokloom.core.events import TokenLogprobs
 from tokloom.core.keys import KeyChain
 from tokloom.sdk import Draft, DraftStats, Request, SeqId
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Sequence:
@@ -12,7 +17,8 @@ class Sequence:
 
     `num_computed <= num_scheduled <= num_allocated`. num_scheduled counts drafts and is set back at commit by the
     rejected rows. With nothing in flight `num_computed == num_scheduled`, which is `len(tokens) - 1` while generating
-    and `len(tokens)` once a prompt is scored. No phase is stored: what comes next follows from the counters.
+    and `len(tokens)` once a prompt is scored or embedded. No phase is stored: what comes next follows from the
+    counters.
     """
 
     __slots__ = (
@@ -26,6 +32,7 @@ class Sequence:
         "device_k",
         "draft_stats",
         "drafted",
+        "embedding",
         "epoch",
         "finish_asked",
         "first_scheduled",
@@ -37,6 +44,7 @@ class Sequence:
         "num_prompt",
         "num_scheduled",
         "pending",
+        "pooled",
         "preemptions",
         "prefix_waits",
         "prompt_logprobs",
@@ -92,6 +100,9 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.prompt_scored = False
         self.finish_asked = False
+        #: sum of the hidden states of the rows computed so far, of those that go into the embedding
+        self.pooled: NDArray[np.float64] | None = None
+        self.embedding: tuple[float, ...] = ()
         self.view = View(self)
 
     @property
@@ -110,13 +121,24 @@ class Sequence:
         return wanted and not self.prompt_scored and self.child == 0
 
     @property
+    def embeds(self) -> bool:
+        """Whether its hidden states become one vector."""
+        return self.request.task == "embed"
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether every prompt row must be computed, so that a prefix hit is of no use."""
+        return self.scores_prompt or (self.embeds and self.request.pooling == "mean")
+
+    @property
     def unscheduled(self) -> int:
         """Upper bound of the known or awaited tokens that no span covers yet."""
         return len(self.tokens) + self.pending - self.num_scheduled
 
     def length_limit(self, max_model_tokens: int) -> int:
         """The longest the sequence may become."""
-        return min(max_model_tokens, self.num_prompt + self.request.sampling.max_tokens)
+        output = self.request.sampling.max_tokens if self.request.task == "generate" else 0
+        return min(max_model_tokens, self.num_prompt + output)
 
     def restart(self) -> None:
         """Forget everything that depended on pages; tokens stay."""
@@ -124,6 +146,7 @@ class Sequence:
         self.row = -1
         self.num_computed = self.num_scheduled = self.allocated = 0
         self.pending = self.published = self.slid = self.device_k = 0
+        self.pooled = None
         if not self.prompt_scored:
             self.prompt_logprobs.clear()
 

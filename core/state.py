@@ -148,7 +148,8 @@ class EngineState:
             del self.requests[seq.request.request_id]
         now = self.now()
         usage = self._usage(seq, now)
-        self.emit(seq, reason=reason, error=error, usage=usage)
+        embedding = seq.embedding if reason == "embedded" else ()
+        self.emit(seq, embedding=embedding, reason=reason, error=error, usage=usage)
         if not seq.forked:
             self._end_unborn(seq, reason, error, usage)
         self.policy.observe(SchedEvent(kind="finished", at=now, seq_id=seq.seq_id))
@@ -206,6 +207,7 @@ class EngineState:
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+        embedding: tuple[float, ...] = (),
         reason: FinishReason | None = None,
         error: TokloomError | None = None,
         usage: Usage | None = None,
@@ -222,6 +224,7 @@ class EngineState:
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            embedding=embedding,
             finish_reason=reason,
             error=error,
             usage=usage,

@@ -51,6 +51,9 @@ from tokloom.sdk.contracts.logits import (
     LogitsRow,
 )
 from tokloom.sdk.contracts.model import (
+    AdaptableModel,
+    AdaptedModel,
+    AdapterInfo,
     AttentionCall,
     ChatMessage,
     LoadedModel,
@@ -122,6 +125,7 @@ from tokloom.sdk.offers import (
     hookimpl,
 )
 from tokloom.sdk.values.batches import (
+    AdapterRows,
     AttnBatch,
     AttnParams,
     DraftPages,
@@ -166,6 +170,7 @@ from tokloom.sdk.values.kv import (
 )
 from tokloom.sdk.values.requests import (
     Objectives,
+    Pooling,
     Request,
     SamplingParams,
     Scope,
@@ -191,6 +196,10 @@ __all__ = [
     "PROJECT",
     "STATUS",
     "Accepts",
+    "AdaptableModel",
+    "AdaptedModel",
+    "AdapterInfo",
+    "AdapterRows",
     "Admission",
     "Admit",
     "Allocation",
@@ -281,6 +290,7 @@ __all__ = [
     "Phase",
     "PluginFault",
     "Pool",
+    "Pooling",
     "ProfileError",
     "Progress",
     "Proposal",

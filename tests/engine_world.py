@@ -1,13 +1,16 @@
 """A real engine over content-tagged doubles, with everything checked after every step."""
 
+import hashlib
 import importlib
+import math
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import torch
 
 from tokloom.conformance.doubles import oracle
@@ -19,6 +22,11 @@ from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import TokenLogprobs, Usage
 from tokloom.sdk import Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
+
+#: adapters of the tagged model, any file is one: two names have the same content
+_FOLDER = Path(__file__).parent / "tagged_adapters"
+ADAPTERS = {"red": str(_FOLDER / "red"), "rouge": str(_FOLDER / "red-again"), "blue": str(_FOLDER / "blue")}
+DIGESTS = {name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in ADAPTERS.items()}
 
 
 def compose(
@@ -38,6 +46,7 @@ def compose(
     speculator: Any = None,
     drafts: int = 4,
     tiers: Sequence[Any] = (),
+    adapters: Mapping[str, str] | None = None,
     observers: Sequence[str] = ("recorder",),
     clock: Clock | None = None,
     **engine: Any,
@@ -52,6 +61,7 @@ def compose(
         speculator=speculator,
         connectors=tiers,
         observers=observers,
+        adapters=ADAPTERS if adapters is None else adapters,
         page_tokens=page,
         pages=pages,
         depth=depth,
@@ -84,15 +94,19 @@ def start(composition: Composition) -> EngineCore:
 
 
 def request(name: str, prompt: Sequence[int], **options: Any) -> Request:
-    """A request; sampling parameters and request fields by name. Greedy unless a temperature is given."""
+    """A request; sampling parameters and request fields by name. Greedy unless a temperature is given or it embeds.
+    `adapter` is a name.
+    """
     fields = {field.name for field in attrs.fields(SamplingParams)}
-    sampling = {"temperature": 0.0, "max_tokens": 8, **{k: v for k, v in options.items() if k in fields}}
-    others = {k: v for k, v in options.items() if k not in fields and k != "salt"}
+    defaults = {} if str(options.get("task")) == "embed" else {"temperature": 0.0, "max_tokens": 8}
+    sampling = {**defaults, **{k: v for k, v in options.items() if k in fields}}
+    others = {k: v for k, v in options.items() if k not in fields and k not in ("salt", "adapter")}
+    adapter = options.get("adapter", "")
     return Request(
         request_id=name,
         segments=(TokenSegment(prompt),),
         sampling=SamplingParams(**sampling),
-        scope=Scope(salt=options.get("salt", "")),
+        scope=Scope(salt=options.get("salt", ""), adapter=DIGESTS[adapter] if adapter else ""),
         **others,
     )
 
@@ -104,6 +118,7 @@ class Outcome:
     tokens: list[int] = attrs.field(factory=list)
     logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] = ()
     reason: str | None = None
     error: TokloomError | None = None
     usage: Usage | None = None
@@ -121,11 +136,14 @@ class World:
         self.core = start(composition)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.check = check
-        self.windows = SHAPES[composition.model.spec.name][0]
+        self.shape = SHAPES[composition.model.spec.name]
+        self.windows = self.shape.windows
+        self.requests: dict[str, Request] = {}
 
     def add(self, *requests: Request) -> None:
         for item in requests:
             self.core.add(item)
+            self.requests[item.request_id] = item
 
     def step(self) -> None:
         for event in self.core.step():
@@ -134,9 +152,24 @@ class World:
             outcome.tokens += event.tokens
             outcome.logprobs += event.logprobs
             outcome.prompt_logprobs = event.prompt_logprobs or outcome.prompt_logprobs
+            outcome.embedding = event.embedding
             outcome.reason, outcome.error, outcome.usage = event.finish_reason, event.error, event.usage
+            assert bool(event.embedding) == (event.finish_reason == "embedded"), event
+            if event.embedding:
+                self._check_embedding(self.requests[event.request_id], event.embedding)
         if self.check:
             self.audit()
+
+    def _check_embedding(self, item: Request, found: Sequence[float]) -> None:
+        """The vector is the oracle's: what the last layer saw, and the position."""
+        adapter = oracle.adapter_tag(item.scope.adapter)
+        seen = oracle.hidden(item.prompt_ids, self.windows, self.shape.heads, adapter)
+        rows = [(float(tag), float(position)) for position, tag in enumerate(seen)]
+        if (item.pooling or "last") == "last":
+            rows = rows[-1:]
+        wanted = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        length = math.hypot(*wanted) if item.normalize else 1.0
+        assert list(found) == pytest.approx([value / length for value in wanted], rel=1e-6, abs=1e-30), item
 
     def run(self, *requests: Request, limit: int = 4000) -> dict[tuple[str, int], Outcome]:
         """Add requests and run until nothing is left."""
@@ -172,7 +205,9 @@ class World:
             return
         row = rows.of(seq.seq_id)
         assert int(rows.computed[row]) == seq.num_computed
-        wanted = oracle.tags(seq.tokens[: seq.num_computed], self.windows)
+        wanted = oracle.tags(
+            seq.tokens[: seq.num_computed], self.windows, adapter=oracle.adapter_tag(seq.request.scope.adapter)
+        )
         for group in self.composition.context.layout.groups:
             if group.owner != "model":
                 continue
@@ -262,5 +297,10 @@ def random_requests(rng: random.Random, count: int, *, plain: bool = False) -> l
             options["grammar"] = rng.choice([None, None, None, ("parity", "7")])
             if rng.random() < 0.1:
                 options.update(task="score", n=1, grammar=None)
+            own = random.Random(f"{index} {prompt}")
+            options["adapter"] = own.choice(["", "", "red", "rouge", "blue"])
+            if own.random() < 0.12:
+                options = {"task": "embed", "salt": options["salt"], "adapter": options["adapter"]}
+                options.update(pooling=own.choice(["", "last", "mean"]), normalize=own.random() < 0.5)
         made.append(request(str(index), prompt, **options))
     return made

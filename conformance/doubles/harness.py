@@ -79,6 +79,7 @@ def compose_doubles(
     max_sequences: int = 6,
     max_model_tokens: int = 120,
     max_draft_tokens: int = 4,
+    adapters: Mapping[str, str] | None = None,
     extra: Sequence[Offer[Any, Any]] = (),
     clock: Callable[[], float] | None = None,
     **engine: Any,
@@ -87,6 +88,7 @@ def compose_doubles(
 
     Args:
         pages: pages of every pool.
+        adapters: name -> path.
         lazy: launches run as late as they can (`LazyStream`).
         extra: more offers to choose from.
         clock: what `context.now` is; a `Clock` of its own unless given.
@@ -118,6 +120,8 @@ def compose_doubles(
         "observers": list(observers),
         "logits": list(logits),
     }
+    if adapters:
+        profile["adapters"] = dict(adapters)
     if speculator is not None:
         profile["speculation"] = speculator
     catalog = _FixedCatalog(extra, pages, clock or Clock())

@@ -64,7 +64,7 @@ def _numeric() -> list[Offer[Any, Any]]:
     everything: frozenset[AttnFeature] = frozenset(get_args(AttnFeature))
     plain = everything - {"tree", "segments"}
     return [
-        _offer("model", "tagged", "tagged:TaggedFamily", ModelCaps(features=True)),
+        _offer("model", "tagged", "tagged:TaggedFamily", ModelCaps(features=True, adapters=True)),
         _offer("model", "null", "null:NullFamily", ModelCaps()),
         _offer("attention", "tags", "kernels:TagKernel", AttentionCaps(features=everything, graph="any"), TagOptions),
         _offer(

@@ -33,9 +33,14 @@ def mix(value: int) -> int:
     return (value * value + 12_345 * value + 678_910) % P
 
 
-def tag0(token: int, position: int) -> int:
-    """The tag that layer 0 stores for a token at a position."""
-    return mix((token * 7_919 + position * 104_729 + 1) % P)
+def tag0(token: int, position: int, adapter: int = 0) -> int:
+    """The tag that layer 0 stores for a token at a position under an adapter."""
+    return mix((token * 7_919 + position * 104_729 + 1 + adapter) % P)
+
+
+def adapter_tag(digest: str) -> int:
+    """What an adapter adds to a row's tag before it is scrambled; 0 for none."""
+    return int(digest, 16) % P if digest else 0
 
 
 def of_head(tag: int, head: int) -> int:
@@ -43,11 +48,13 @@ def of_head(tag: int, head: int) -> int:
     return tag if head == 0 else mix((tag + 31_337 * head) % P)
 
 
-def tags(tokens: Sequence[int], windows: Sequence[int | None], heads: Heads = (1, 1)) -> list[list[int]]:
+def tags(
+    tokens: Sequence[int], windows: Sequence[int | None], heads: Heads = (1, 1), adapter: int = 0
+) -> list[list[int]]:
     """`[layer][position]`: what kv head 0 of each layer stores. Layer i > 0 stores a scramble of what layer i - 1 saw,
     so its KV contains the whole visible prefix.
     """
-    rows = [tag0(token, position) for position, token in enumerate(tokens)]
+    rows = [tag0(token, position, adapter) for position, token in enumerate(tokens)]
     stored = [rows]
     for window in windows[:-1]:
         rows = [mix((seen + position) % P) for position, seen in enumerate(_seen(rows, window, heads))]
@@ -68,9 +75,9 @@ def _sums(rows: Sequence[int], window: int | None) -> list[int]:
     return [upto[i + 1] - (0 if window is None else upto[max(0, i + 1 - window)]) for i in range(len(rows))]
 
 
-def hidden(tokens: Sequence[int], windows: Sequence[int | None], heads: Heads = (1, 1)) -> list[int]:
+def hidden(tokens: Sequence[int], windows: Sequence[int | None], heads: Heads = (1, 1), adapter: int = 0) -> list[int]:
     """What the last layer saw at each position."""
-    return _seen(tags(tokens, windows, heads)[-1], windows[-1], heads)
+    return _seen(tags(tokens, windows, heads, adapter)[-1], windows[-1], heads)
 
 
 def logit(seen: int, token: int) -> float:
@@ -79,12 +86,17 @@ def logit(seen: int, token: int) -> float:
 
 
 def greedy(
-    prompt: Sequence[int], count: int, windows: Sequence[int | None], vocab: int, heads: Heads = (1, 1)
+    prompt: Sequence[int],
+    count: int,
+    windows: Sequence[int | None],
+    vocab: int,
+    heads: Heads = (1, 1),
+    adapter: int = 0,
 ) -> list[int]:
     """The greedy continuation, end tokens ignored."""
     tokens = list(prompt)
     for _ in range(count):
-        seen = hidden(tokens, windows, heads)[-1]
+        seen = hidden(tokens, windows, heads, adapter)[-1]
         tokens.append(max(range(vocab), key=lambda token: (logit(seen, token), -token)))
     return tokens[len(prompt) :]
 

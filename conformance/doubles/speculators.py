@@ -71,7 +71,12 @@ class _Base:
     def truth(self, seq_id: SeqId, count: int) -> list[int]:
         """The greedy continuation."""
         shape = self.shape
-        return oracle.greedy(self.views[seq_id].tokens, count, shape.windows, shape.vocab, shape.heads)
+        adapter = self.adapter(seq_id)
+        return oracle.greedy(self.views[seq_id].tokens, count, shape.windows, shape.vocab, shape.heads, adapter)
+
+    def adapter(self, seq_id: SeqId) -> int:
+        """What the sequence's adapter adds to tags."""
+        return oracle.adapter_tag(self.views[seq_id].request.scope.adapter)
 
 
 class Oracle(_Base):
@@ -212,7 +217,7 @@ class Featured(_Base):
     def _check(self, seq_id: SeqId, plane: torch.Tensor, table: list[int]) -> None:
         tokens = list(self.views[seq_id].tokens)
         page = plane.shape[1]
-        seen = oracle.hidden(tokens, self.shape.windows[:1], self.shape.heads)
+        seen = oracle.hidden(tokens, self.shape.windows[:1], self.shape.heads, self.adapter(seq_id))
         for position in range(len(tokens) - 1):
             stored = plane[table[position // page], position % page].tolist()
             wanted = [oracle.mix(tokens[position] * 31 + tokens[position + 1]), seen[position]]

@@ -5,13 +5,17 @@ mean times the number of visible keys rounds to their exact sum, through any att
 prefix or draft that is mixed up changes the sum, hence every later layer's tags, hence the tokens.
 """
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tokloom.conformance.doubles import oracle
 from tokloom.conformance.doubles.oracle import SHAPES, VOCAB, P, Shape
 from tokloom.sdk import (
+    AdapterInfo,
     AttentionCall,
     AttnParams,
     Context,
@@ -51,7 +55,7 @@ class TaggedFamily:
 
 
 class TaggedModel:
-    """Implements `tokloom.sdk.Model` and `LoadedModel`.
+    """Implements `tokloom.sdk.AdaptableModel` and `AdaptedModel`. Any file is an adapter: its digest goes into tags.
 
     A key is (position + 1, token + 1, layer, head), a value (tag of the head, token, layer, head), cut to the head
     size.
@@ -80,14 +84,30 @@ class TaggedModel:
             bos_id=-1,
             dtype="float64",
             weight_bytes=0,
+            poolings=("last", "mean"),
         )
+        self.adapters: dict[str, int] = {}
+
+    def open_adapter(self, path: Path) -> AdapterInfo:
+        data = path.read_bytes()
+        return AdapterInfo(digest=hashlib.sha256(data).hexdigest(), rank=len(data), targets=("tag",), nbytes=8)
+
+    def load_adapter(self, path: Path) -> AdapterInfo:
+        info = self.open_adapter(path)
+        assert info.digest not in self.adapters, "an adapter is loaded a second time"
+        self.adapters[info.digest] = oracle.adapter_tag(info.digest)
+        return info
 
     def load(self, weights: WeightMethod, device: str, progress: Progress) -> "TaggedModel":
         return self
 
     def forward(self, batch: ForwardBatch, attention: AttentionCall, ops: OpSet) -> Hidden:
         tokens, positions = batch.token_ids, batch.positions
-        tag = mix((tokens * 7_919 + positions * 104_729 + 1) % P)
+        adapters = torch.zeros_like(tokens)
+        for entry in batch.adapters:
+            for first, stop in entry.ranges:
+                adapters[first:stop] = self.adapters[entry.digest]
+        tag = mix((tokens * 7_919 + positions * 104_729 + 1 + adapters) % P)
         features: dict[int, Tensor] = {}
         seen = tag
         for layer in range(len(self.windows)):

@@ -11,8 +11,9 @@ from typing import Any
 from attrs import frozen
 
 from tokloom.core.catalog import Catalog
+from tokloom.core.compose.adapters import adapter_bytes, open_adapters
 from tokloom.core.compose.builder import AnyPart, Builder, ask, expect
-from tokloom.core.compose.explain import Explanation
+from tokloom.core.compose.explain import AdapterBudget, Explanation
 from tokloom.core.compose.memory import Budget, plan_memory
 from tokloom.core.compose.negotiate import Formats, build_groups, negotiate
 from tokloom.core.compose.opening import open_model
@@ -91,14 +92,15 @@ class Composer:
 
     def _compose(self, device: Device, context: EngineContext) -> Composition:
         profile, part = self.profile, self._builder.part
-        caps, model = open_model(profile, self._builder, context)
-        spec = model.spec
+        family, model = open_model(profile, self._builder, context)
+        caps, spec = family.caps, model.spec
+        adapters = open_adapters(profile, family, model)
         settings = self._settings(device, spec)
         context.bind_model(spec, self._limits(settings))
         self._note_engine(device, spec, settings)
         base = self._negotiate(context, settings, caps, spec)
         speculator, needs, groups = self._speculator(context, base)
-        budget = self._memory(groups, settings, device, spec)
+        budget = self._memory(groups, settings, device, spec.weight_bytes + adapter_bytes(adapters))
         fingerprint = ask(base.codec, "fingerprint", lambda: str(base.codec.plugin.fingerprint))
         layout = KVLayout(
             groups,
@@ -128,6 +130,7 @@ class Composer:
             needs=needs,
             connectors=connectors,
             observers=tuple(self._builder.optional(profile.observers, "observer", context)),
+            adapters=adapters,
             **self._logits(context),
         )
         check_weights(composition.weights, spec)
@@ -241,10 +244,12 @@ class Composer:
             page_tokens=source.page_tokens,
         )
 
-    def _memory(self, groups: tuple[KVGroup, ...], settings: EngineSettings, device: Device, spec: ModelSpec) -> Budget:
+    def _memory(
+        self, groups: tuple[KVGroup, ...], settings: EngineSettings, device: Device, weight_bytes: int
+    ) -> Budget:
         wanted = int(self.profile.engine.kv_memory)
         try:
-            return plan_memory(groups, settings, wanted, device.info.memory_bytes, spec.weight_bytes)
+            return plan_memory(groups, settings, wanted, device.info.memory_bytes, weight_bytes)
         except CompositionError as error:
             place = self.profile.place("engine.kv_memory")
             raise ProfileProblems([Problem(error.message, place, "engine.kv_memory", error.remedy)]) from error
@@ -277,6 +282,10 @@ class Composer:
         by = "; ".join(obstacles) or str(self.profile.place("engine.graphs"))
         explanation.note("graphs", "on" if settings.graphs and not obstacles else "off", by)
         explanation.groups = list(budget.groups)
+        explanation.adapters = [
+            AdapterBudget(name, entry.info.digest, entry.info.rank, entry.info.targets, entry.info.nbytes)
+            for name, entry in composition.adapters.items()
+        ]
         explanation.weight_bytes = composition.model.spec.weight_bytes
         explanation.kv_bytes = sum(group.nbytes for group in budget.groups)
         explanation.tokens = budget.tokens

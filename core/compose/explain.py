@@ -46,6 +46,17 @@ class GroupBudget:
     nbytes: int
 
 
+@frozen
+class AdapterBudget:
+    """One adapter's share of memory; those with equal digests share it."""
+
+    name: str
+    digest: str
+    rank: int
+    targets: tuple[str, ...]
+    nbytes: int
+
+
 @define
 class Explanation:
     """Collected while composing; `render` is what `compose --explain` prints."""
@@ -55,6 +66,7 @@ class Explanation:
     constraints: list[Constraint] = field(factory=list)
     downgrades: list[str] = field(factory=list)
     groups: list[GroupBudget] = field(factory=list)
+    adapters: list[AdapterBudget] = field(factory=list)
     weight_bytes: int = 0
     kv_bytes: int = 0
     tokens: int = 0
@@ -77,6 +89,9 @@ class Explanation:
         lines += [f"  {text}" for text in self.downgrades] or ["  nothing"]
         lines += ["", "memory"]
         lines.append(f"  weights            {_size(self.weight_bytes)} (estimate from the checkpoint)")
+        for item in self.adapters:
+            what = f"rank {item.rank}, {', '.join(item.targets)}, digest {item.digest[:12]}"
+            lines.append(f"  adapter {item.name:10} {_size(item.nbytes)}: {what}")
         for group in self.groups:
             window = f", window {group.window}" if group.window is not None else ""
             opened = f" + open {group.open_format}, {group.open_pages} pages" if group.open_format else ""

@@ -24,14 +24,16 @@ _VERSION = 1
 
 
 def make_lock(composer: Composer, composition: Composition) -> str:
-    """TOML text: engine settings, KV groups, options, distributions with versions and hashes, contract versions, model
-    digest.
+    """TOML text: engine settings, KV groups, options, distributions with versions and hashes, contract versions,
+    digests of model and adapters.
     """
     spec = composition.model.spec
     lines = [f"lock = {_VERSION}", "", "[model]", f"name = {_quote(spec.name)}", f"digest = {_quote(spec.digest)}"]
     lines += [f"dtype = {_quote(spec.dtype)}", "", "[namespace]"]
     lines += [f"digest = {_quote(composition.layout.namespace.hex())}", "", "[engine]"]
     lines += _engine(composer.profile.engine)
+    for name, adapter in composition.adapters.items():
+        lines += ["", f"[adapter.{_quote(name)}]", f"digest = {_quote(adapter.info.digest)}"]
     for group in composition.layout.groups:
         lines += ["", f"[group.{group.id}]", *_group(group)]
     for choice in sorted(composer.explanation.choices, key=lambda choice: choice.section):

@@ -3,15 +3,20 @@
 from pathlib import Path
 
 from tokloom.core.compose.builder import Builder, Made, ask, expect
+from tokloom.core.composition import Part
 from tokloom.core.context import EngineContext
 from tokloom.core.profile import PluginSection, Problem, Profile, ProfileProblems
 from tokloom.core.profile.errors import Place
 from tokloom.core.profile.tree import Node
-from tokloom.sdk import Model, ModelCaps, ModelSource, ModelSpec, TokloomError
+from tokloom.sdk import Model, ModelCaps, ModelFamily, ModelSource, ModelSpec, TokloomError
+
+FamilyPart = Part[ModelFamily, ModelCaps]
 
 
-def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tuple[ModelCaps, Model]:
-    """Raises ProfileProblems unless exactly one family claims the model, and whatever opening it raises."""
+def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tuple[FamilyPart, Model]:
+    """The family and what it opened. Raises ProfileProblems unless exactly one family claims the model, and whatever
+    opening it raises.
+    """
     section = profile.model
     if not section.path:
         help = "--model PATH, --set model.path=PATH, or [model] path in the profile"
@@ -27,7 +32,7 @@ def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tu
     family = made.part.plugin
     model: Model = ask(made.part, "open", lambda: family.open(source))
     expect(made.part, "spec", ask(made.part, "spec", lambda: model.spec), ModelSpec)
-    return made.part.caps, model
+    return made.part, model
 
 
 def _find(profile: Profile, builder: Builder, context: EngineContext, source: ModelSource) -> Made:

@@ -159,6 +159,8 @@ def note_given_up(composition: Composition, explanation: Explanation) -> None:
     obstacles = graph_obstacles(composition)
     if settings.graphs and obstacles:
         given_up.append(f"graphs are not used: {'; '.join(obstacles)}")
+    if settings.graphs and not obstacles and composition.adapters:
+        given_up.append("graphs are not used for steps in which a sequence uses an adapter")
     _note_speculation(composition, given_up)
 
 

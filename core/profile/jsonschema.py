@@ -104,6 +104,11 @@ def profile_schema(catalog: Catalog | None = None) -> Schema:
         "extends": {"type": "string", "description": "builtin:NAME or a path relative to this file."},
         "model": class_schema(ModelSection),
         "engine": class_schema(EngineSection),
+        "adapters": {
+            "type": "object",
+            "description": "The name that requests use -> the folder of the adapter.",
+            "additionalProperties": {"type": "string", "minLength": 1},
+        },
         "observers": {"type": "array", "items": section("observer")},
         "logits": {"type": "array", "items": section("logits")},
         "kv": {

@@ -11,16 +11,17 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from tokloom.core.profile.adapters import adapter_sections
 from tokloom.core.profile.errors import Place, Problem, ProfileProblems
 from tokloom.core.profile.overrides import apply_override, read_overrides
 from tokloom.core.profile.scan import scan
-from tokloom.core.profile.schema import SCHEMA, SLOTS, EngineSection, ModelSection, PluginSection
+from tokloom.core.profile.schema import SCHEMA, SLOTS, AdapterSection, EngineSection, ModelSection, PluginSection
 from tokloom.core.profile.sections import kv_table, listed_sections, make_way, plugin_sections, with_attention
 from tokloom.core.profile.structure import structure
 from tokloom.core.profile.tree import MAX_DEPTH, Node, Positions, build, depth, is_index, merge
 from tokloom.core.profile.types import shown
 
-_CORE_TABLES = ("schema", "extends", "observers", "logits", "model", "engine", "kv", "attention")
+_CORE_TABLES = ("schema", "extends", "observers", "logits", "model", "adapters", "engine", "kv", "attention")
 
 
 @frozen(kw_only=True)
@@ -31,6 +32,7 @@ class Profile:
         name: file name or builtin name.
         root: everything as merged, with the place of each value.
         sections: by path (`kv.codec`, `kv.tiers.0`, …).
+        adapters: lines of `[adapters]`, as written.
         claims: front ends' sections by table name.
     """
 
@@ -42,6 +44,7 @@ class Profile:
     observers: tuple[PluginSection, ...] = ()
     logits: tuple[PluginSection, ...] = ()
     tiers: tuple[PluginSection, ...] = ()
+    adapters: tuple[AdapterSection, ...] = ()
     claims: Mapping[str, Any] = field(factory=dict)
 
     def place(self, path: str) -> Place:
@@ -204,6 +207,7 @@ def _check(name: str, root: Node, claims: Mapping[str, type], ignore: Sequence[s
     tiers = listed_sections(kv_table(children).get("tiers"), "kv.tiers", problems)
     observers = listed_sections(children.get("observers"), "observers", problems)
     logits = listed_sections(children.get("logits"), "logits", problems)
+    adapters = adapter_sections(children.get("adapters"), problems)
     claimed: dict[str, Any] = {}
     for table, kind in claims.items():
         value = structure(children.get(table, empty), kind, table, problems)
@@ -220,6 +224,7 @@ def _check(name: str, root: Node, claims: Mapping[str, type], ignore: Sequence[s
         tiers=tiers,
         observers=observers,
         logits=logits,
+        adapters=adapters,
         claims=claimed,
     )
 

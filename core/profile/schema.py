@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 
+from tokloom.core.profile.errors import Place
 from tokloom.core.profile.tree import Node
 from tokloom.core.profile.types import AutoByteSize, AutoInt
 
@@ -73,6 +74,12 @@ class EngineSection:
         validator=between(0, 1 << 20),
         metadata=_help("Steps a waiting sequence may wait for another to compute the prefix they share."),
     )
+    max_adapters: int = field(
+        default=64, validator=between(0, 65536), metadata=_help("Adapters that the profile may name.")
+    )
+    max_adapter_rank: int = field(
+        default=256, validator=between(1, 65536), metadata=_help("Largest rank of an adapter.")
+    )
     graphs: Literal["auto", "on", "off"] = field(
         default="auto", metadata=_help("Replay decode steps from recordings: auto does so where the device gains.")
     )
@@ -81,6 +88,15 @@ class EngineSection:
         validator=between(-1, (1 << 62) - 1),
         metadata=_help("Seed of requests that bring none; -1 draws fresh ones."),
     )
+
+
+@frozen
+class AdapterSection:
+    """One line of `[adapters]`: where the adapter of a name is."""
+
+    name: str
+    path: str
+    place: Place
 
 
 @frozen

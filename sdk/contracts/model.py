@@ -9,6 +9,7 @@ from attrs import field, frozen
 from tokloom.sdk.contracts.ops import OpSet
 from tokloom.sdk.contracts.weights import CheckpointInfo, WeightMethod
 from tokloom.sdk.values.batches import ForwardBatch, Hidden, LayerSpec
+from tokloom.sdk.values.requests import Pooling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,9 +17,16 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class ModelCaps:
-    """What a family can do. `features`: hidden states after chosen layers can be captured."""
+    """What a family can do.
+
+    Attributes:
+        features: hidden states after chosen layers can be captured.
+        adapters: low-rank adapters can be added: what `open` returns is an `AdaptableModel`, what `load` returns an
+            `AdaptedModel`.
+    """
 
     features: bool = False
+    adapters: bool = False
 
 
 @frozen(kw_only=True)
@@ -51,6 +59,8 @@ class ModelSpec:
         bos_id: id that a prompt starts with, or -1.
         dtype: compute dtype.
         weight_bytes: estimate of what `load` will hold with plain weights.
+        poolings: how hidden states may become the vector of a task `embed`, the model's own way first; empty: the model
+            is not for embedding.
     """
 
     name: str
@@ -63,7 +73,25 @@ class ModelSpec:
     bos_id: int
     dtype: str
     weight_bytes: int
+    poolings: tuple[Pooling, ...] = ()
     checkpoint: CheckpointInfo = field(factory=lambda: CheckpointInfo("", {}, {}), repr=False)
+
+
+@frozen(kw_only=True)
+class AdapterInfo:
+    """What composition needs to know of an adapter, without its weights.
+
+    Attributes:
+        digest: of its whole content, configuration and weights: adapters with equal digests share KV.
+        rank: its largest rank.
+        targets: the kinds of linear layers it changes, as its files call them, sorted.
+        nbytes: what `load_adapter` will hold.
+    """
+
+    digest: str
+    rank: int
+    targets: tuple[str, ...]
+    nbytes: int
 
 
 class AttentionCall(Protocol):
@@ -148,6 +176,26 @@ class Model(Protocol):
     def load(self, weights: WeightMethod, device: str, progress: "Progress") -> LoadedModel:
         """Read weights to `device` (torch's device string), on the thread that makes the engine. Missing, extra or
         misshapen tensors raise CheckpointError naming them.
+        """
+        ...
+
+
+class AdaptableModel(Model, Protocol):
+    """A model of a family with the capability `adapters`."""
+
+    def open_adapter(self, path: Path) -> AdapterInfo:
+        """Read and check an adapter's metadata: that it fits this model and that all of it can be computed. Raises
+        CheckpointError naming file, and key or tensor.
+        """
+        ...
+
+
+class AdaptedModel(LoadedModel, Protocol):
+    """A loaded model of a family with the capability `adapters`. Its `forward` applies `ForwardBatch.adapters`."""
+
+    def load_adapter(self, path: Path) -> AdapterInfo:
+        """Read an adapter's weights; batches may name its digest from then on. Called before the first `forward`, once
+        per digest. Raises CheckpointError as `open_adapter` does.
         """
         ...
 

@@ -127,6 +127,19 @@ class AttnBatch:
 
 
 @frozen
+class AdapterRows:
+    """The rows of a batch that use one adapter.
+
+    Attributes:
+        digest: of the adapter.
+        ranges: `(first, stop)` of flat rows, ascending, apart from each other, none empty.
+    """
+
+    digest: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+@frozen
 class ForwardBatch:
     """What a model's forward pass gets. Read-only; sequences stand in the order decode, verify, prefill.
 
@@ -136,12 +149,15 @@ class ForwardBatch:
         positions: `[T]` int64 on the device, for positional encodings; siblings of a draft tree share one.
         q_indptr: `[B + 1]` int32 host; rows `q_indptr[b]:q_indptr[b + 1]` are sequence b's.
         features: layers after which the hidden state is captured; only those a speculator asked for.
+        adapters: rows that use an adapter, one entry per adapter; all rows of a sequence use the same. Other rows use
+            none. Empty in a recorded pass.
     """
 
     token_ids: "Tensor" = field(eq=False)
     positions: "Tensor" = field(eq=False)
     q_indptr: "NDArray[np.int32]" = field(eq=False)
     features: tuple[int, ...] = ()
+    adapters: tuple[AdapterRows, ...] = ()
 
 
 @frozen
@@ -149,7 +165,7 @@ class Hidden:
     """A forward pass's result, owned by the core afterwards.
 
     Attributes:
-        last: `[T, H]`, what `LoadedModel.logits` takes rows of.
+        last: `[T, H]`, what `LoadedModel.logits` takes rows of and `embed` pools: after the final norm.
         features: for each layer of `ForwardBatch.features`, the hidden state after it, `[T, H]`.
     """
 

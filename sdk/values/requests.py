@@ -6,7 +6,9 @@ from typing import Literal, Protocol
 from attrs import field, frozen
 
 SeqId = int
-Task = Literal["generate", "score"]
+Task = Literal["generate", "score", "embed"]
+#: how the hidden states of a prompt become one vector; empty: the model's own way
+Pooling = Literal["", "last", "mean"]
 
 
 def _ints(values: Iterable[int]) -> tuple[int, ...]:
@@ -19,7 +21,7 @@ class Scope:
 
     Attributes:
         salt: a tenant's secret; different salts never share KV.
-        adapter: content digest of the adapter in use, never its name.
+        adapter: content digest of the adapter in use (`AdapterInfo.digest`), never its name; empty: none.
         media: content digests of embedded media, in order.
     """
 
@@ -111,7 +113,11 @@ class Request:
     Attributes:
         request_id: unique among the live requests of one engine; an id is free again once the last event was returned.
         segments: the prompt; at least one token in all.
-        task: `generate` draws tokens; `score` reports the log-probability of each prompt token and draws none.
+        task: `generate` draws tokens; `score` reports the log-probability of each prompt token and draws none; `embed`
+            reports one vector and draws none either, so `sampling` stays as it is by default.
+        pooling: of `embed`: `last`, the last token's hidden state after the final norm, or `mean`, over all tokens;
+            what `ModelSpec.poolings` allows. Empty, it becomes the model's own.
+        normalize: of `embed`: divide the vector by its Euclidean length.
         priority: larger is more urgent; a signed 64-bit integer.
         tenant: whom fairness counts for; it does not separate KV, `scope.salt` does.
     """
@@ -120,6 +126,8 @@ class Request:
     segments: tuple[TokenSegment, ...]
     sampling: SamplingParams = field(factory=SamplingParams)
     task: Task = "generate"
+    pooling: Pooling = ""
+    normalize: bool = True
     priority: int = 0
     tenant: str = ""
     objectives: Objectives = field(factory=Objectives)

@@ -8,7 +8,7 @@ from attrs import field, frozen
 from tokloom.sdk.values.kv import AllocatorStats, CacheKey
 from tokloom.sdk.values.requests import SeqId
 
-FinishReason = Literal["stop", "length", "abort", "deadline", "error", "scored"]
+FinishReason = Literal["stop", "length", "abort", "deadline", "error", "scored", "embedded"]
 
 
 @frozen

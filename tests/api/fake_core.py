@@ -75,6 +75,7 @@ class FakeCore:
         self._answer = answer
         self._burst = burst
         self._limit = limit
+        self.adapters = {"red": "digest-of-red"}
         self._woken = threading.Event()
         self._lock = threading.Lock()
         self._inbox: list[Request] = []

@@ -9,7 +9,7 @@ from fake_core import BOS, ByteTokenizer, FakeCore, spell
 
 from tokloom.api import Engine, GenerateRequest
 from tokloom.api.requests import prepare
-from tokloom.sdk import ChatMessage, Objectives, PluginFault, RequestError, SamplingParams
+from tokloom.sdk import ChatMessage, Objectives, PluginFault, RequestError, SamplingParams, Scope
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "neither prompt, token_ids nor messages"),
@@ -28,6 +28,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": [1, "2"]}, r"token_ids\[1\]"),
     ({"token_ids": [1, 2.0]}, r"token_ids\[1\]"),
     ({"token_ids": [1, None]}, r"token_ids\[1\]"),
+    ({"token_ids": [1], "adapter": "green"}, "no adapter is called .green."),
+    ({"token_ids": [1], "adapter": None}, "adapter is None"),
+    ({"token_ids": [1], "pooling": None}, "pooling is None"),
+    ({"token_ids": [1], "normalize": 1}, "normalize is 1"),
     ({"token_ids": [True]}, r"token_ids\[0\]"),
     ({"token_ids": np.array(3)}, "token_ids is ndarray"),
     ({"token_ids": torch.tensor([1, 2]) > 1}, r"token_ids\[0\]"),
@@ -142,3 +146,25 @@ def test_a_tokenizer_that_raises_ends_its_request_only() -> None:
 def test_fresh_ids_differ() -> None:
     ids = {prepare(GenerateRequest(token_ids=[1]), None).request_id for _ in range(100)}
     assert len(ids) == 100
+
+
+def test_an_adapter_is_named_by_its_caller_and_known_by_its_digest_to_the_core() -> None:
+    adapters = {"red": "11", "blue": "22"}
+    request = GenerateRequest(token_ids=[1], adapter="blue", salt="s")
+    assert prepare(request, None, adapters).scope == Scope(salt="s", adapter="22")
+    assert prepare(GenerateRequest(token_ids=[1]), None, adapters).scope == Scope()
+    with pytest.raises(RequestError, match="no adapter is called 'green'") as caught:
+        prepare(GenerateRequest(token_ids=[1], adapter="green"), None, adapters)
+    assert caught.value.remedy == "Known adapters: blue, red"
+    with pytest.raises(RequestError, match="no adapter is called 'red'"):
+        prepare(GenerateRequest(token_ids=[1], adapter="red"), None)
+
+
+def test_embedding_takes_no_stop_strings_and_no_template() -> None:
+    tokenizer = ByteTokenizer()
+    request = GenerateRequest(prompt="hi", task="embed", pooling="mean", normalize=False)
+    prepared = prepare(request, tokenizer)
+    assert prepared.prompt_ids == (256, *b"hi")
+    assert (prepared.task, prepared.pooling, prepared.normalize) == ("embed", "mean", False)
+    with pytest.raises(RequestError, match="stop is set"):
+        prepare(GenerateRequest(prompt="hi", task="embed", stop="a"), tokenizer)

@@ -13,7 +13,7 @@ from tokloom.conformance.doubles import oracle
 from tokloom.conformance.doubles.offers import Seeded
 from tokloom.conformance.doubles.oracle import SHAPES
 from tokloom.conformance.doubles.speculators import Garbage, Sampled
-from tokloom.sdk import Draft, DraftPages, IngestBatch, Pages, Proposal, ProposeBatch
+from tokloom.sdk import Draft, DraftPages, IngestBatch, Pages, Proposal, ProposeBatch, Request, TokenSegment
 
 
 class View:
@@ -22,6 +22,7 @@ class View:
     def __init__(self, seq_id: int, tokens: list[int]) -> None:
         self.seq_id = seq_id
         self.tokens = tokens
+        self.request = Request(request_id=str(seq_id), segments=(TokenSegment(tokens),))
 
 
 def propose(plugin: Any, view: View, k: int, pages: dict[int, DraftPages] | None = None) -> Draft:

@@ -11,6 +11,7 @@ import pytest
 
 from tokloom.core import batch, commit, keys, planner, rows, runner, state, tiers
 from tokloom.core.attend import merge
+from tokloom.core.sequence import Sequence
 from tokloom.sdk import Hit
 
 Patch = pytest.MonkeyPatch
@@ -292,8 +293,6 @@ def speculators_do_not_hear_of_ends(patch: Patch) -> None:
 
 @bug("log-probabilities of a prompt are kept over a preemption")
 def prompt_logprobs_are_doubled(patch: Patch) -> None:
-    from tokloom.core.sequence import Sequence
-
     original = Sequence.restart
 
     def keeping(self: Any) -> None:
@@ -353,3 +352,32 @@ def hits_leave_nothing(patch: Patch) -> None:
             self._state.allocator.lookup = lookup
 
     patch.setattr(planner.Planner, "_start", full)
+
+
+@bug("the sum of an embedding outlives its pages")
+def sums_of_an_earlier_life_stay(patch: Patch) -> None:
+    original = Sequence.restart
+
+    def keeping(self: Any) -> None:
+        kept = self.pooled
+        original(self)
+        self.pooled = kept
+
+    patch.setattr(Sequence, "restart", keeping)
+
+
+@bug("a mean leaves out what the prefix cache has")
+def means_take_hits(patch: Patch) -> None:
+    patch.setattr(Sequence, "needs_all_rows", property(lambda self: self.scores_prompt))
+
+
+@bug("adapters share prefixes with the base")
+def adapters_share_prefixes(patch: Patch) -> None:
+    original = keys.root_key
+    patch.setattr(keys, "root_key", lambda namespace, scope: original(namespace, attrs.evolve(scope, adapter="")))
+
+
+@bug("the adapter of the first row counts for its neighbours")
+def rows_take_their_neighbours_adapter(patch: Patch) -> None:
+    original = batch.adapter_rows
+    patch.setattr(runner, "adapter_rows", lambda digests, indptr: original([digests[0]] * len(digests), indptr))

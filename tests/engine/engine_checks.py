@@ -106,7 +106,8 @@ class CheckedWorld(World):
         unfilled = self._unfilled()
         for seq in self.core.state.running.values():
             own = self.allocator.rows[seq.seq_id]
-            wanted = oracle.tags(seq.tokens[: seq.num_computed], self.windows)
+            adapter = oracle.adapter_tag(seq.request.scope.adapter)
+            wanted = oracle.tags(seq.tokens[: seq.num_computed], self.windows, adapter=adapter)
             for group, table in zip(self.composition.context.layout.groups, own.tables, strict=True):
                 if group.owner == "model":
                     self._check_group(seq, group, table, wanted, unfilled)

@@ -45,6 +45,19 @@ SCHEDULERS: tuple[Any, ...] = ("plain", "fcfs", "chaos", {"plugin": "broken", "o
 #: most prompts share a beginning: without hits, forks and waits for prefixes little can go wrong
 PATTERN = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 3, 5, 7, 9, 2, 4, 6, 8]
 LONGEST = 34
+KINDS = (
+    "plain",
+    "plain",
+    "plain",
+    "score",
+    "logprobs",
+    "grammar",
+    "shift",
+    "stops",
+    "deadline",
+    "embed last",
+    "embed mean",
+)
 
 
 class Reference:
@@ -141,7 +154,8 @@ class EngineMachine(RuleBasedStateMachine):
         hot=st.booleans(),
         seed=st.integers(0, 3),
         salt=st.sampled_from(["", "", "", "other"]),
-        kind=st.sampled_from(["plain", "plain", "plain", "score", "logprobs", "grammar", "shift", "stops", "deadline"]),
+        adapter=st.sampled_from(["", "", "", "red", "rouge", "blue"]),
+        kind=st.sampled_from(KINDS),
         priority=st.sampled_from([0, 0, 1]),
         copies=st.sampled_from([1, 1, 2, 4]),
     )
@@ -154,12 +168,12 @@ class EngineMachine(RuleBasedStateMachine):
         hot: bool,
         seed: int,
         salt: str,
+        adapter: str,
         kind: str,
         priority: int,
         copies: int,
     ) -> None:
         kinds: dict[str, dict[str, Any]] = {
-            "plain": {},
             "score": {"task": "score", "n": 1, "prompt_logprobs": 1},
             "logprobs": {"prompt_logprobs": 0, "logprobs": 2},
             "grammar": {"grammar": ("parity", "5")},
@@ -167,11 +181,14 @@ class EngineMachine(RuleBasedStateMachine):
             "stops": {"stop_token_ids": (2, 5)},
             "deadline": {"objectives": Objectives(deadline=1.0)},
         }
-        fields = {"max_tokens": max_tokens, "n": n, "temperature": float(hot), "seed": seed, **kinds[kind]}
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "n": n, "temperature": float(hot), "seed": seed}
+        if kind.startswith("embed"):
+            fields = {"task": "embed", "pooling": kind.removeprefix("embed "), "normalize": hot}
+        fields |= kinds.get(kind, {})
         for copy in range(copies):
             prompt = [*PATTERN[:common], *tail, *range(copy)] or [0]
             name = str(len(self.requests))
-            self._add(request(name, prompt, salt=salt, priority=priority, **fields))
+            self._add(request(name, prompt, salt=salt, priority=priority, adapter=adapter, **fields))
 
     def _add(self, item: Request) -> None:
         try:

@@ -11,7 +11,7 @@ import attrs
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from engine_world import VOCAB, Outcome, World, compose, greedy, request
+from engine_world import DIGESTS, VOCAB, Outcome, World, compose, greedy, request
 from hypothesis import HealthCheck, example, given, settings
 
 from tokloom.api import Engine, GenerateRequest
@@ -57,6 +57,7 @@ def scope(**fields: Any) -> dict[str, Any]:
 
 
 #: name -> what is wrong, and the words that name the field
+EMBED: dict[str, Any] = {"task": "embed", "max_tokens": 16}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "empty prompt": ({"prompt": []}, "prompt"),
     "no segments": ({"segments": ()}, "prompt"),
@@ -151,6 +152,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown task": ({"task": "dream"}, "task"),
     "task None": ({"task": None}, "task"),
     "task an array": ({"task": np.array(["generate", "score"])}, "task"),
+    "pooling of a generation": ({"pooling": "mean"}, "pooling"),
+    "unknown pooling": ({**EMBED, "pooling": "max"}, "pooling is 'max'"),
+    "pooling None": ({**EMBED, "pooling": None}, "pooling"),
+    "normalize a number": ({**EMBED, "normalize": 1}, "normalize"),
+    "embed some tokens": ({**EMBED, "max_tokens": 3}, "max_tokens is 3"),
+    "embed hot": ({**EMBED, "temperature": 0.5}, "temperature"),
+    "embed several": ({**EMBED, "n": 2}, "n is 2"),
+    "embed with logprobs": ({**EMBED, "prompt_logprobs": 1}, "prompt_logprobs"),
+    "embed with a grammar": ({**EMBED, "grammar": ("parity", "5")}, "grammar"),
+    "too long to embed": ({**EMBED, "prompt": [1] * (LONGEST + 1)}, f"at most {LONGEST}"),
     "priority text": ({"priority": "high"}, "priority"),
     "priority float": ({"priority": 1.5}, "priority"),
     "priority huge": ({"priority": HUGE}, "priority"),
@@ -168,6 +179,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "salt half a character": (scope(salt="\ud800"), "scope.salt"),
     "salt a number": (scope(salt=3), "scope.salt"),
     "adapter": (scope(adapter=b"digest"), "scope.adapter"),
+    "adapter by name": (scope(adapter="red"), "scope.adapter"),
     "media text": (scope(media="digest"), "scope.media"),
     "media of numbers": (scope(media=(1,)), "scope.media"),
 }
@@ -318,7 +330,7 @@ SCALARS = st.one_of(
     st.floats(0, 2),
     st.text(st.characters(), max_size=5),
     st.binary(max_size=3),
-    st.sampled_from(["generate", "score", "shift", "parity", "5"]),
+    st.sampled_from(["generate", "score", "embed", "mean", "shift", "parity", "5"]),
     st.integers(0, VOCAB).map(np.int64),
     st.integers(0, 100).map(np.uint8),
     st.floats(width=32).map(np.float32),
@@ -368,11 +380,15 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "processors": st.sampled_from([(), ("shift",), ("shift", "shift")]),
     "grammar": st.sampled_from([None, ("parity", "0"), ("parity", "6")]),
     "prompt": st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=LONGEST - 1),
-    "task": st.sampled_from(["generate", "generate", "score"]),
+    "task": st.sampled_from(["generate", "generate", "score", "embed"]),
+    "pooling": st.sampled_from(["", "", "", "mean"]),
+    "normalize": st.booleans(),
     "priority": st.integers(-(2**63), 2**63 - 1),
     "tenant": st.text(max_size=5),
     "objectives": st.builds(Objectives, ttft=SECONDS, tpot=SECONDS, deadline=SECONDS),
-    "scope": st.builds(Scope, salt=st.text(), adapter=st.text(), media=st.lists(st.text(), max_size=2)),
+    "scope": st.builds(
+        Scope, salt=st.text(), adapter=st.sampled_from(["", *DIGESTS.values()]), media=st.lists(st.text(), max_size=2)
+    ),
 }
 WILD = {
     **SAMPLING,

@@ -3,7 +3,9 @@
 import random
 
 import pytest
+import test_adapters as adapters
 import test_behaviour as behaviour
+import test_embedding as embedding
 import test_isolation as isolation
 import test_preemption as preemption
 import test_speculator_history as history
@@ -30,6 +32,9 @@ def scenarios() -> None:
         stored_pages_of_a_sealing_codec(depth)
     isolation.test_pages_of_a_seal_that_raised_are_never_used(0, None, 1)
     isolation.test_a_prompt_that_is_all_cached_and_wants_no_tokens_ends_and_blocks_nobody(4, [])
+    embedding.test_the_last_row_takes_hits_and_the_mean_computes_every_row()
+    embedding.test_a_mean_that_was_begun_before_a_preemption_begins_again(2)
+    adapters.test_prefixes_are_shared_by_content_never_between_adapters_and_the_base()
     preemption.test_a_prompt_that_was_scored_in_part_is_scored_again_from_its_beginning(2)
     for seed in range(4):
         preemption.test_sequences_that_are_preempted_at_random_say_what_they_say_alone(1, None, seed)

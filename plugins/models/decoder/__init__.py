@@ -16,7 +16,7 @@ def tokloom_model() -> list[Offer[NoOptions, ModelFamily]]:
             kind="model",
             name="decoder",
             contract="0.1",
-            capabilities=ModelCaps(features=True),
+            capabilities=ModelCaps(features=True, adapters=True),
             factory=_make,
             summary="Llama-type decoders (SmolLM2, Llama 2 and 3) from safetensors or GGUF",
         )

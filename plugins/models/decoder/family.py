@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-from tokloom.plugins.models.decoder.loading import Loader
+from tokloom.plugins.models.decoder.adapter_file import AdapterFile
+from tokloom.plugins.models.decoder.loading import Loader, linear_descs
 from tokloom.plugins.models.decoder.network import Decoder
+from tokloom.plugins.models.decoder.poolings import read_poolings
 from tokloom.plugins.models.decoder.sources import GGUFCheckpoint, HFCheckpoint
 from tokloom.plugins.models.decoder.tokenizer import DecoderTokenizer, from_folder, from_gguf_metadata
 from tokloom.sdk import (
+    AdapterInfo,
     AttnParams,
     CheckpointError,
     CheckpointInfo,
@@ -45,7 +48,7 @@ class DecoderFamily:
 
 
 class DecoderModel:
-    """Implements `tokloom.sdk.Model`: metadata is read, weights are not."""
+    """Implements `tokloom.sdk.AdaptableModel`: metadata is read, weights are not."""
 
     def __init__(self, path: Path, checkpoint: HFCheckpoint | GGUFCheckpoint, dtype: str) -> None:
         if dtype not in _DTYPES:
@@ -66,7 +69,6 @@ class DecoderModel:
             head_v=config.head_dim,
             scale=config.head_dim**-0.5,
         )
-        size = {"float64": 8, "float32": 4}.get(self._dtype, 2)
         elements = sum(_product(shape) for shape in self._checkpoint.shapes.values())
         return ModelSpec(
             name=self._path.stem if self._path.suffix == ".gguf" else self._path.name,
@@ -78,7 +80,8 @@ class DecoderModel:
             eos_ids=config.eos_ids,
             bos_id=config.bos_id,
             dtype=self._dtype,
-            weight_bytes=elements * size,
+            weight_bytes=elements * _itemsize(self._dtype),
+            poolings=read_poolings(self._path),
             checkpoint=CheckpointInfo("", {}, dict(self._checkpoint.dtypes)),
         )
 
@@ -88,8 +91,16 @@ class DecoderModel:
             return from_gguf_metadata(str(self._path), self._checkpoint.file.metadata)
         return from_folder(self._path)
 
+    def open_adapter(self, path: Path) -> AdapterInfo:
+        descs = linear_descs(self._checkpoint.config, self._dtype)
+        return AdapterFile(path, descs, _itemsize(self._dtype)).info
+
     def load(self, weights: WeightMethod, device: str, progress: Progress) -> Decoder:
         return Loader(self._checkpoint, weights, self._dtype, device).load(progress)
+
+
+def _itemsize(dtype: str) -> int:
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
 def _product(shape: tuple[int, ...]) -> int:

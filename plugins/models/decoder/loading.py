@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tokloom.plugins.models.decoder.adapters import Adapters
 from tokloom.plugins.models.decoder.config import DecoderConfig
 from tokloom.plugins.models.decoder.network import Decoder, DecoderLayer
 from tokloom.plugins.models.decoder.sources import GGUFCheckpoint, HFCheckpoint
@@ -76,7 +77,8 @@ class Loader:
         layers = tuple(self._layer(number, linears[4 * number : 4 * number + 4]) for number in range(config.layers))
         nbytes = sum(linear.nbytes for linear in linears) + (0 if self._is_shared() else embedding.nbytes)
         norm = self._norm("model.norm.weight")
-        return Decoder(config, embedding, layers, norm, linears[-1], self._frequencies(), nbytes)
+        adapters = Adapters(self._descs, self._dtype, self._device)
+        return Decoder(config, embedding, layers, norm, linears[-1], self._frequencies(), adapters, nbytes)
 
     def _is_shared(self) -> bool:
         """Whether the head keeps the embedding it was given, rather than a copy in another form."""

@@ -1,11 +1,14 @@
 """Decoder: the forward pass of a Llama-type model over flat rows."""
 
+from pathlib import Path
+
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from tokloom.plugins.models.decoder.adapters import Adapters
 from tokloom.plugins.models.decoder.config import DecoderConfig
-from tokloom.sdk import AttentionCall, ForwardBatch, Hidden, Linear, OpSet
+from tokloom.sdk import AdapterInfo, AttentionCall, ForwardBatch, Hidden, Linear, OpSet
 
 
 @frozen
@@ -21,7 +24,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Implements `tokloom.sdk.LoadedModel`. Stateless between calls."""
+    """Implements `tokloom.sdk.AdaptedModel`. Stateless between calls."""
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class Decoder:
         norm: Tensor,
         head: Linear,
         frequencies: Tensor,
+        adapters: Adapters,
         nbytes: int,
     ) -> None:
         self._config = config
@@ -38,6 +42,7 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
+        self._adapters = adapters
         self._nbytes = nbytes
         self._q = config.heads * config.head_dim
         self._kv = config.kv_heads * config.head_dim
@@ -50,6 +55,7 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, attention: AttentionCall, ops: OpSet) -> Hidden:
         config, eps, rows = self._config, self._config.eps, batch.token_ids.shape[0]
+        self._adapters.select(batch.adapters)
         cos, sin = self._rope(batch.positions)
         residual = ops.embed(batch.token_ids, self._embedding)
         dtype = residual.dtype
@@ -79,4 +85,8 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        return self._nbytes
+        return self._nbytes + self._adapters.nbytes
+
+    def load_adapter(self, path: Path) -> AdapterInfo:
+        info, self._layers = self._adapters.load(path, self._layers)
+        return info

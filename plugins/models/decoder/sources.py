@@ -200,12 +200,18 @@ def _digest(files: list[Path]) -> str:
 
 def read_json(path: Path) -> dict[str, object]:
     """A JSON object from a file."""
+    value = read_value(path)
+    if not isinstance(value, dict):
+        raise CheckpointError("is not a JSON object", subject=str(path), remedy="Get the file again")
+    return value
+
+
+def read_value(path: Path) -> object:
+    """Any JSON value from a file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value: object = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", subject=str(path), remedy="Check the path") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"is not JSON: {error}", subject=str(path), remedy="Get the file again") from None
-    if not isinstance(value, dict):
-        raise CheckpointError("is not a JSON object", subject=str(path), remedy="Get the file again")
     return value
