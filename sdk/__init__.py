@@ -53,6 +53,7 @@ from tokloom.sdk.contracts.logits import (
 from tokloom.sdk.contracts.model import (
     AttentionCall,
     ChatMessage,
+    GenerationDefaults,
     LoadedModel,
     Model,
     ModelCaps,
@@ -228,6 +229,7 @@ __all__ = [
     "FinishReason",
     "FormatPair",
     "ForwardBatch",
+    "GenerationDefaults",
     "Grammar",
     "GrammarFactory",
     "GroupId",

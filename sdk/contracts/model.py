@@ -37,6 +37,20 @@ class ModelSource:
 
 
 @frozen(kw_only=True)
+class GenerationDefaults:
+    """What a model's authors recommend for sampling: fields of `SamplingParams`, None where they say nothing. Engines
+    apply none of it by themselves; `Engine.default_sampling` gives it to callers.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+@frozen(kw_only=True)
 class ModelSpec:
     """What composition needs to know of a model, without its weights.
 
@@ -51,6 +65,7 @@ class ModelSpec:
         bos_id: id that a prompt starts with, or -1.
         dtype: compute dtype.
         weight_bytes: estimate of what `load` will hold with plain weights.
+        generation: what the checkpoint recommends for sampling.
     """
 
     name: str
@@ -64,6 +79,7 @@ class ModelSpec:
     dtype: str
     weight_bytes: int
     checkpoint: CheckpointInfo = field(factory=lambda: CheckpointInfo("", {}, {}), repr=False)
+    generation: GenerationDefaults = field(factory=GenerationDefaults)
 
 
 class AttentionCall(Protocol):

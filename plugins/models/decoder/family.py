@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+from tokloom.plugins.models.decoder.config import DecoderConfig
+from tokloom.plugins.models.decoder.gguf_source import GGUFCheckpoint
 from tokloom.plugins.models.decoder.loading import Loader
 from tokloom.plugins.models.decoder.network import Decoder
-from tokloom.plugins.models.decoder.sources import GGUFCheckpoint, HFCheckpoint
+from tokloom.plugins.models.decoder.sources import HFCheckpoint
 from tokloom.plugins.models.decoder.tokenizer import DecoderTokenizer, from_folder, from_gguf_metadata
 from tokloom.sdk import (
     AttnParams,
@@ -59,19 +61,12 @@ class DecoderModel:
     @cached_property
     def spec(self) -> ModelSpec:
         config = self._checkpoint.config
-        params = AttnParams(
-            q_heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_k=config.head_dim,
-            head_v=config.head_dim,
-            scale=config.head_dim**-0.5,
-        )
         size = {"float64": 8, "float32": 4}.get(self._dtype, 2)
         elements = sum(_product(shape) for shape in self._checkpoint.shapes.values())
         return ModelSpec(
             name=self._path.stem if self._path.suffix == ".gguf" else self._path.name,
             digest=self._checkpoint.digest(),
-            layers=tuple(LayerSpec(layer, params, self._dtype) for layer in range(config.layers)),
+            layers=tuple(LayerSpec(n, _attention(config, n), self._dtype) for n in range(config.layers)),
             vocab_size=config.vocab,
             hidden_size=config.hidden,
             max_tokens=config.max_tokens,
@@ -79,6 +74,7 @@ class DecoderModel:
             bos_id=config.bos_id,
             dtype=self._dtype,
             weight_bytes=elements * size,
+            generation=config.generation,
             checkpoint=CheckpointInfo("", {}, dict(self._checkpoint.dtypes)),
         )
 
@@ -90,6 +86,18 @@ class DecoderModel:
 
     def load(self, weights: WeightMethod, device: str, progress: Progress) -> Decoder:
         return Loader(self._checkpoint, weights, self._dtype, device).load(progress)
+
+
+def _attention(config: DecoderConfig, layer: int) -> AttnParams:
+    return AttnParams(
+        q_heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_k=config.head_dim,
+        head_v=config.head_dim,
+        scale=config.scale,
+        window=config.windows[layer],
+        soft_cap=config.attn_soft_cap,
+    )
 
 
 def _product(shape: tuple[int, ...]) -> int:
