@@ -66,7 +66,9 @@ def tiny(folder: Path, kind: str, seed: int = 0, *, shard: str = "10GB", **chang
     config = AutoConfig.for_model(kind, **{**ODD, **KINDS[kind], **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.data += 0.2 * torch.randn_like(parameter)
