@@ -27,7 +27,7 @@ class ModelSource:
 
     Attributes:
         path: an existing folder or file.
-        name: a name that the family itself provides.
+        name: a name that the family itself provides, or that it knows how to get.
         dtype: compute dtype; empty takes the checkpoint's.
     """
 
@@ -180,7 +180,9 @@ class ModelFamily(Protocol):
     """A family of architectures."""
 
     def claims(self, source: ModelSource) -> bool:
-        """Whether `open` could read the source. Cheap: looks at names and at most a header."""
+        """Whether `open` could read the source. Cheap: looks at names and at most a header. Of a source without a path:
+        whether the family knows how to get models of such a name; nothing is fetched yet.
+        """
         ...
 
     def open(self, source: ModelSource) -> Model:
