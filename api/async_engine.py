@@ -14,7 +14,7 @@ from tokloom.api.types import Event, GenerateRequest
 from tokloom.core.catalog import Catalog
 from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
-from tokloom.sdk import Tokenizer
+from tokloom.sdk import SamplingParams, Tokenizer
 
 
 class AsyncEngine:
