@@ -21,7 +21,7 @@ def engine_options(function: F) -> F:
     """`--profile`, `--model`, `--set`."""
     options = [
         click.option("--profile", default="builtin:cpu", show_default=True, help="A profile file, or builtin:NAME."),
-        click.option("--model", help="A model folder, a .gguf file, or a name a plugin provides."),
+        click.option("--model", help="A model folder, a .gguf file, org/name@revision, or a name a plugin provides."),
         click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a value of the profile."),
     ]
     for option in reversed(options):

@@ -135,6 +135,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "wobble is 3",
     ),
     "bidirectional": ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "not causal": ("llama", {"is_causal": False}, "is_causal is false"),
     "mlp bias in qwen3": ("qwen3", {"mlp_bias": True}, "mlp_bias is True"),
     "attention bias in mistral": ("mistral", {"attention_bias": True}, "attention_bias is True"),
     "a multiplier": ("llama", {"residual_multiplier": 0.22}, "residual_multiplier is 0.22"),

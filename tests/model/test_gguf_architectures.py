@@ -114,6 +114,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "part of a head": ("llama", {"*.rope.dimension_count": 40}, "llama.rope.dimension_count is 40"),
     "values of another size": ("llama", {"*.attention.value_length": 40}, "llama.attention.value_length is 40"),
     "longrope": ("llama", {"*.rope.scaling.type": "longrope"}, "'longrope'"),
+    "not causal": ("llama", {"*.attention.causal": False}, "llama.attention.causal is false"),
+    "experts by sigmoid": ("qwen3_moe", {"*.expert_gating_func": 2}, "expert_gating_func is 2"),
     "alibi": ("llama", {"*.attention.max_alibi_bias": 8.0}, "max_alibi_bias is 8.0"),
     "experts of a dense architecture": ("qwen3", {"*.expert_count": 4}, "qwen3.expert_count"),
     "a pattern that is none": (

@@ -18,7 +18,7 @@ _PATTERNS: Final = {"gemma2": 2, "gemma3": 6}
 #: layers of the 27B models, which alone scale q.k by hidden / heads
 _LARGEST: Final = {"gemma2": 46, "gemma3": 62}
 #: keys under `ARCH.` that change nothing that is computed here
-_HARMLESS: Final = ("vocab_size", "rope.scaling.finetuned", "rope.dimension_sections")
+_HARMLESS: Final = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -41,6 +41,8 @@ def from_gguf(fields: Fields, tensors: Shapes) -> DecoderConfig:
     elif arch == "qwen3moe":
         raise fields.fail(f"{arch}.expert_count", "is missing", "Get the file again")
     config = evolve(config, qk_norm=arch in ("qwen3", "qwen3moe", "gemma3"))
+    if not fields.get(f"{arch}.attention.causal", bool, True):
+        raise fields.fail(f"{arch}.attention.causal", "is false; only causal models are run")
     _refuse_unread(fields, arch)
     return check(config, fields)
 
@@ -129,6 +131,10 @@ def _experts(fields: Fields, arch: str, config: DecoderConfig) -> DecoderConfig:
         raise fields.fail(f"{arch}.expert_count", "asks for a mixture of experts, which this architecture has not")
     if fields.get(f"{arch}.expert_weights_scale", float, 1.0) not in (0.0, 1.0):
         raise fields.fail(f"{arch}.expert_weights_scale", f"is {fields.values[f'{arch}.expert_weights_scale']}")
+    if fields.get(f"{arch}.expert_gating_func", int, 1) not in (0, 1):
+        raise fields.fail(
+            f"{arch}.expert_gating_func", f"is {fields.values[f'{arch}.expert_gating_func']}, not softmax"
+        )
     experts = Experts(
         count=fields.size(f"{arch}.expert_count", most=1 << 16),
         used=fields.size(f"{arch}.expert_used_count", most=1 << 16),

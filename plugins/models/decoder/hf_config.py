@@ -73,6 +73,8 @@ def from_hf(fields: Fields, generation: Fields | None) -> DecoderConfig:
         fields = Fields(fields.source, fields.values, architecture.defaults)
     plain = _plain(fields, generation, architecture.theta)
     config = architecture.complete(fields, plain)
+    if not fields.get("is_causal", bool, True):
+        raise fields.fail("is_causal", "is false; only causal models are run")
     fields.refuse_unread(_HARMLESS)
     return check(config, fields)
 
