@@ -80,10 +80,6 @@ class DecoderConfig:
     experts: Experts | None = None
     generation: GenerationDefaults = field(factory=GenerationDefaults)
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether `layer` has a mixture of experts."""
-        return self.experts is not None and layer in self.experts.layers
-
 
 def check(config: DecoderConfig, fields: Fields) -> DecoderConfig:
     """Relations between sizes."""
