@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import KINDS, DenseAttention, edit_json, hf_logits, random_ids, tiny
+from transformers import PreTrainedModel
 
 from tokloom.plugins.models.decoder.family import DecoderFamily, DecoderModel
 from tokloom.plugins.ops.cpu.ops import CpuOps
@@ -73,7 +74,8 @@ def test_half_precision_errs_no_more_than_transformers(tmp_path: Path, kind: str
     reference = tiny(tmp_path, kind)
     ids = random_ids(2, 40)
     exact = hf_logits(reference, ids)
-    theirs = (hf_logits(reference.to(torch.bfloat16), ids).float() - exact).square().mean().sqrt()
+    half: PreTrainedModel = reference.to(torch.bfloat16)  # type: ignore[arg-type]
+    theirs = (hf_logits(half, ids).float() - exact).square().mean().sqrt()
     ours = (our_logits(open_model(tmp_path, "bfloat16"), ids, SETS[ops]) - exact).square().mean().sqrt()
     assert 0 < ours <= 1.3 * theirs
 

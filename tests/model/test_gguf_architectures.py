@@ -105,7 +105,8 @@ def test_experts_in_blocks(tmp_path: Path) -> None:
 def test_patterns_that_the_architecture_fixes(tmp_path: Path, kind: str, every: int) -> None:
     sizes: dict[str, Any] = {"num_hidden_layers": 12, "hidden_size": 18, "intermediate_size": 8, "head_dim": 8}
     reference = tiny(tmp_path, kind, **sizes, layer_types=["full_attention"] * 12)
-    write_gguf(tmp_path / "m.gguf", reference, **{"*.attention.sliding_window": 9})
+    said: dict[str, Any] = {"*.attention.sliding_window": 9}
+    write_gguf(tmp_path / "m.gguf", reference, **said)
     spec = DecoderFamily().open(ModelSource(path=tmp_path / "m.gguf")).spec
     assert [layer.params.window for layer in spec.layers] == [9 if (n + 1) % every else None for n in range(12)]
 
@@ -136,7 +137,7 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, case: str) -> None
 
 
 def test_sampling_that_a_file_recommends(tmp_path: Path) -> None:
-    said = {
+    said: dict[str, Any] = {
         "general.sampling.temp": 0.5,
         "general.sampling.top_k": 30,
         "general.sampling.top_p": 0.75,

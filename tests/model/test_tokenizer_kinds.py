@@ -58,7 +58,7 @@ def byte_level(pre: str, tokens: Sequence[str], merges: Sequence[tuple[str, str]
 def test_qwen2() -> None:
     tokens, merges = trained()
     ours = byte_level("qwen2", tokens, merges)
-    theirs = Qwen2Tokenizer(vocab={token: n for n, token in enumerate(tokens)}, merges=merges)
+    theirs = Qwen2Tokenizer(vocab={token: n for n, token in enumerate(tokens)}, merges=merges)  # type: ignore[arg-type]
     for text in texts():
         assert list(ours.encode(text, add_special=True)) == theirs.encode(text, add_special_tokens=False), text
 
@@ -106,20 +106,18 @@ def gemma() -> tuple[list[str], list[float]]:
 
 def sentencepiece(prefix: bool) -> DecoderTokenizer:
     tokens, scores = gemma()
-    tokenizer = from_gguf_metadata(
-        "m.gguf",
-        {
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.pre": "default",
-            "tokenizer.ggml.tokens": list(tokens),
-            "tokenizer.ggml.scores": list(scores),
-            "tokenizer.ggml.token_type": [3] * 5 + [6] * 256 + [1] * (len(tokens) - 261),
-            "tokenizer.ggml.bos_token_id": 2,
-            "tokenizer.ggml.eos_token_id": 1,
-            "tokenizer.ggml.add_bos_token": True,
-            "tokenizer.ggml.add_space_prefix": prefix,
-        },
-    )
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.scores": list(scores),
+        "tokenizer.ggml.token_type": [3] * 5 + [6] * 256 + [1] * (len(tokens) - 261),
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }
+    tokenizer = from_gguf_metadata("m.gguf", metadata)
     assert tokenizer is not None
     return tokenizer
 
@@ -134,7 +132,8 @@ def test_gemma() -> None:
         if left in vocab and right in vocab
     ]
     pairs.sort(key=lambda pair: (-pair[0], vocab[pair[1]], vocab[pair[2]]))
-    theirs = GemmaTokenizer(vocab=vocab, merges=[(left, right) for _, left, right in pairs])
+    merges: Any = [(left, right) for _, left, right in pairs]
+    theirs = GemmaTokenizer(vocab=vocab, merges=merges)
     ours = sentencepiece(prefix=False)
     for text in texts():
         ids = list(ours.encode(text, add_special=True))
