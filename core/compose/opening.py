@@ -21,9 +21,7 @@ def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tu
     if not section.path:
         help = "--model PATH, --set model.path=PATH, or [model] path in the profile"
         raise ProfileProblems([Problem("no model is named", profile.place("model"), "model.path", help)])
-    path = Path(section.path).expanduser()
-    exists = path.exists()
-    source = ModelSource(path=path if exists else None, name="" if exists else section.path, dtype=section.dtype)
+    source = source_of(section.path, section.dtype)
     if section.plugin:
         made = builder.make(_section(section.plugin, profile.place("model.plugin")), "model", context)
     else:
@@ -33,6 +31,14 @@ def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tu
     model: Model = ask(made.part, "open", lambda: family.open(source))
     expect(made.part, "spec", ask(made.part, "spec", lambda: model.spec), ModelSpec)
     return made.part, model
+
+
+def source_of(given: str, dtype: str = "") -> ModelSource:
+    """What exists here is a path; anything else is a name that a family may know."""
+    path = Path(given).expanduser()
+    if path.exists():
+        return ModelSource(path=path, dtype=dtype)
+    return ModelSource(name=given, dtype=dtype)
 
 
 def _find(profile: Profile, builder: Builder, context: EngineContext, source: ModelSource) -> Made:
@@ -52,8 +58,8 @@ def _find(profile: Profile, builder: Builder, context: EngineContext, source: Mo
 
 def _claims(made: Made, source: ModelSource) -> bool:
     family = made.part.plugin
-    if source.path is None:
-        return source.name in ask(made.part, "names", family.names)
+    if source.path is None and source.name in ask(made.part, "names", family.names):
+        return True
     return bool(ask(made.part, "claims", lambda: family.claims(source)))
 
 
@@ -66,7 +72,7 @@ def _refusal(profile: Profile, source: ModelSource, claimed: list[Made], reasons
     if source.path is not None:
         help = "; ".join(reasons) or "a folder needs config.json; a file must end in .gguf"
         return Problem(f"no installed model family can open {path}", place, "model.path", help)
-    help = "; ".join(["give a folder or a .gguf file that exists here; nothing is downloaded", *reasons])
+    help = "; ".join(["give a folder or a .gguf file that exists here; nothing is downloaded for this name", *reasons])
     return Problem(f"{path} does not exist and no plugin provides it", place, "model.path", help)
 
 

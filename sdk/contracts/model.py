@@ -35,13 +35,27 @@ class ModelSource:
 
     Attributes:
         path: an existing folder or file.
-        name: a name that the family itself provides.
+        name: a name that the family itself provides, or that it knows how to get.
         dtype: compute dtype; empty takes the checkpoint's.
     """
 
     path: Path | None = None
     name: str = ""
     dtype: str = ""
+
+
+@frozen(kw_only=True)
+class GenerationDefaults:
+    """What a model's authors recommend for sampling: fields of `SamplingParams`, None where they say nothing. Engines
+    apply none of it by themselves; `Engine.default_sampling` gives it to callers.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
 
 
 @frozen(kw_only=True)
@@ -61,6 +75,7 @@ class ModelSpec:
         weight_bytes: estimate of what `load` will hold with plain weights.
         poolings: how hidden states may become the vector of a task `embed`, the model's own way first; empty: the model
             is not for embedding.
+        generation: what the checkpoint recommends for sampling.
     """
 
     name: str
@@ -75,6 +90,7 @@ class ModelSpec:
     weight_bytes: int
     poolings: tuple[Pooling, ...] = ()
     checkpoint: CheckpointInfo = field(factory=lambda: CheckpointInfo("", {}, {}), repr=False)
+    generation: GenerationDefaults = field(factory=GenerationDefaults)
 
 
 @frozen(kw_only=True)
@@ -212,7 +228,9 @@ class ModelFamily(Protocol):
     """A family of architectures."""
 
     def claims(self, source: ModelSource) -> bool:
-        """Whether `open` could read the source. Cheap: looks at names and at most a header."""
+        """Whether `open` could read the source. Cheap: looks at names and at most a header. Of a source without a path:
+        whether the family knows how to get models of such a name; nothing is fetched yet.
+        """
         ...
 
     def open(self, source: ModelSource) -> Model:

@@ -24,7 +24,10 @@ class OpSet(Protocol):
         ...
 
     def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float, dtype: "torch.dtype") -> "Tensor":
-        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, computed in float32 at least, given as `dtype`."""
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, computed in float32 at least, given as `dtype`. x is
+        `[T, H]`, the residual stream or the narrower output of a layer; or heads `[T, heads, D]`, which may be strided,
+        with `weight` `[heads, D]`.
+        """
         ...
 
     def add_rms_norm(self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float) -> "tuple[Tensor, Tensor]":
@@ -41,4 +44,10 @@ class OpSet(Protocol):
 
     def silu_mul(self, gate_up: "Tensor") -> "Tensor":
         """`[T, 2 I] -> [T, I]`: SiLU of the first half times the second."""
+        ...
+
+    def gelu_tanh_mul(self, gate_up: "Tensor") -> "Tensor":
+        """`[T, 2 I] -> [T, I]`: GELU of the first half, by its approximation with tanh (Hendrycks and Gimpel, 2016),
+        times the second.
+        """
         ...

@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from tokloom.api import GenerateRequest
-from tokloom.sdk import ChatMessage, PluginFault, RequestError, SamplingParams, TokloomError
+from tokloom.sdk import ChatMessage, PluginFault, RequestError, TokloomError
 from tokloom.serve.cli.answer import Answer
-from tokloom.serve.cli.options import engine_options, sampling_options, start_engine
+from tokloom.serve.cli.options import engine_options, sampling_given, sampling_of, sampling_options, start_engine
 
 
 @click.command("chat")
@@ -28,11 +28,11 @@ def chat(
     On a terminal, an interrupt stops the answer that is being written, and ends the conversation at the prompt. A
     message that is refused is forgotten and the conversation goes on; without a terminal the exit code is then 2.
     """
-    params = SamplingParams(**sampling)
     terminal = sys.stdin.isatty()
     history = [ChatMessage("system", system)] if system else []
     failed = False
     with start_engine(profile, model, sets) as engine:
+        params = sampling_of(engine, sampling_given(sampling))
         while True:
             line = _next_line(terminal)
             if not line:

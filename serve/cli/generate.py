@@ -9,7 +9,14 @@ import click
 from tokloom.api import GenerateRequest
 from tokloom.sdk import SamplingParams
 from tokloom.serve.cli.answer import Answer
-from tokloom.serve.cli.options import engine_options, read_stdin, sampling_options, start_engine
+from tokloom.serve.cli.options import (
+    engine_options,
+    read_stdin,
+    sampling_given,
+    sampling_of,
+    sampling_options,
+    start_engine,
+)
 from tokloom.serve.cli.prompts import read_prompts, run_prompts
 
 
@@ -40,15 +47,16 @@ def generate(
     **sampling: Any,
 ) -> int:
     """Answer PROMPT; without one, or with -, standard input is read."""
-    params = SamplingParams(**sampling)
+    given = sampling_given(sampling)
     if prompt_file is not None:
         if prompt is not None:
             raise click.UsageError("Give a prompt or --prompt-file, not both.")
-        requests = read_prompts(prompt_file, params, raw, stop)
+        read_prompts(prompt_file, SamplingParams(**given), raw, stop)  # its faults before a model is loaded
         with start_engine(profile, model, sets) as engine:
-            return run_prompts(engine, requests)
+            return run_prompts(engine, read_prompts(prompt_file, sampling_of(engine, given), raw, stop))
     text = read_stdin() if prompt is None or prompt == "-" else prompt
     with start_engine(profile, model, sets) as engine:
+        params = sampling_of(engine, given)
         answer = Answer(engine, GenerateRequest(prompt=text, raw=raw, sampling=params, stop=stop))
         for event in answer.run():
             if stream and not as_json:

@@ -1,13 +1,15 @@
 """Options that several commands share, and how they start an engine."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 import click
 
-from tokloom.sdk import RequestError
+from tokloom.api.recommended import recommended
+from tokloom.sdk import RequestError, SamplingParams
 
 if TYPE_CHECKING:
     from tokloom.api import Engine
@@ -19,7 +21,7 @@ def engine_options(function: F) -> F:
     """`--profile`, `--model`, `--set`."""
     options = [
         click.option("--profile", default="builtin:cpu", show_default=True, help="A profile file, or builtin:NAME."),
-        click.option("--model", help="A model folder, a .gguf file, or a name a plugin provides."),
+        click.option("--model", help="A model folder, a .gguf file, org/name@revision, or a name a plugin provides."),
         click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a value of the profile."),
     ]
     for option in reversed(options):
@@ -30,10 +32,12 @@ def engine_options(function: F) -> F:
 def sampling_options(function: F) -> F:
     """`--max-tokens`, `--temperature` and the like."""
     options = [
-        click.option("--max-tokens", type=click.IntRange(0), default=256, show_default=True),
-        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 always takes the best."),
-        click.option("--top-p", type=float, default=1.0, show_default=True),
-        click.option("--top-k", type=int, default=0, show_default=True),
+        click.option("--max-tokens", type=click.IntRange(0), help="[default: the model's, or 256]"),
+        click.option(
+            "--temperature", type=float, help="0 always takes the best. [default: the model's recommendation, or 0]"
+        ),
+        click.option("--top-p", type=float, help="[default: the model's, or 1]"),
+        click.option("--top-k", type=int, help="[default: the model's, or 0]"),
         click.option("--seed", type=int, help="Makes random answers reproducible."),
         click.option("--stop", multiple=True, help="End the answer before this text."),
         click.option("--ignore-eos", is_flag=True, help="Go on after the model's end token."),
@@ -41,6 +45,17 @@ def sampling_options(function: F) -> F:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def sampling_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that the command line names."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def sampling_of(engine: "Engine", given: Mapping[str, Any]) -> SamplingParams:
+    """What the command line names, else what the model recommends, else greedy and 256 tokens at the most."""
+    base = SamplingParams(max_tokens=256, temperature=0.0)
+    return attrs.evolve(recommended(engine.core.composition.model.spec, base), **given)
 
 
 def read_stdin() -> str:

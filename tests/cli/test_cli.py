@@ -14,7 +14,8 @@ import click
 import pytest
 from attrs import frozen
 from click.testing import CliRunner
-from tiny_chat import SETS
+from tiny_chat import SETS, tiny_chat_model
+from tiny_models import edit_json
 
 from tokloom.core.compose import Composer
 from tokloom.serve.cli import main
@@ -81,6 +82,21 @@ def test_json_has_exactly_the_promised_keys(model: Path) -> None:
 
 def test_streaming_and_not_streaming_print_the_same(model: Path) -> None:
     assert generate(model, "hello") == generate(model, "--no-stream", "hello") == generate(model, "-", stdin="hello")
+
+
+def test_what_the_model_recommends_is_taken_where_nothing_is_said(tmp_path: Path) -> None:
+    model = tiny_chat_model(tmp_path)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "x"}\n{"prompt": "x", "max_tokens": 3}\n')
+    flags = ["--model", str(model), *FLAGS, "--ignore-eos"]
+    greedy = json.loads(fine("generate", *flags, "--json", "--max-tokens", "5", "x"))["token_ids"]
+    edit_json(tmp_path / "generation_config.json", max_new_tokens=5, do_sample=True, temperature=3.0)
+    warm = json.loads(fine("generate", *flags, "--json", "x"))["token_ids"]
+    assert len(warm) == 5
+    assert warm != greedy
+    assert json.loads(fine("generate", *flags, "--json", "--temperature", "0", "x"))["token_ids"] == greedy
+    lines = fine("generate", *flags, "--prompt-file", str(file)).splitlines()
+    assert [len(json.loads(line)["token_ids"]) for line in lines] == [5, 3]
 
 
 def test_a_seed_makes_random_answers_repeat(model: Path) -> None:

@@ -55,8 +55,8 @@ FOLDER_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "heads do not divide": (lambda f: edit_json(f / "config.json", num_key_value_heads=3), "num_key_value_heads"),
     "odd head": (lambda f: edit_json(f / "config.json", head_dim=15), "head_dim"),
     "unknown rope": (
-        lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1.0}),
-        "yarn",
+        lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "longrope", "rope_theta": 1.0}),
+        "longrope",
     ),
     "rope without factor": (
         lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "linear", "rope_theta": 1.0}),
@@ -156,13 +156,13 @@ def test_an_unsupported_type_is_named(tmp_path: Path) -> None:
 
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    packed = np.zeros((2, 210), dtype=np.uint8)
-    writer.add_tensor("token_embd.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q6_K)
+    packed = np.zeros((2, 136), dtype=np.uint8)
+    writer.add_tensor("token_embd.weight", packed, raw_dtype=gguf.GGMLQuantizationType.IQ4_XS)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match=r"token_embd\.weight has type Q6_K"):
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight has type IQ4_XS"):
         load(path)
 
 

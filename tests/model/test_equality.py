@@ -26,7 +26,7 @@ def our_logits(model: DecoderModel, ids: list[int]) -> torch.Tensor:
     decoder = model.load(DenseWeights(), "cpu", no_progress)
     batch = ForwardBatch(torch.tensor(ids), torch.arange(len(ids)), torch.tensor([0, len(ids)]).int().numpy())
     with torch.inference_mode():
-        hidden = decoder.forward(batch, DenseAttention(model.spec.layers[0].params.scale), TorchOps())
+        hidden = decoder.forward(batch, DenseAttention.of(model.spec), TorchOps())
         return decoder.logits(hidden.last)
 
 
@@ -88,7 +88,7 @@ def test_features_are_the_residual_stream_after_a_layer(tmp_path: Path) -> None:
     decoder = model.load(DenseWeights(), "cpu", no_progress)
     batch = ForwardBatch(torch.tensor(ids), torch.arange(20), torch.tensor([0, 20]).int().numpy(), features=(0, 1))
     with torch.inference_mode():
-        hidden = decoder.forward(batch, DenseAttention(80**-0.5), TorchOps())
+        hidden = decoder.forward(batch, DenseAttention.of(model.spec), TorchOps())
         states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states
     assert set(hidden.features) == {0, 1}
     for layer in (0, 1):
@@ -100,7 +100,7 @@ def test_every_layer_attends_once_and_in_order(tmp_path: Path) -> None:
     tiny_llama(tmp_path)
     model = open_model(tmp_path)
     decoder = model.load(DenseWeights(), "cpu", no_progress)
-    attention = DenseAttention(1.0)
+    attention = DenseAttention.of(model.spec)
     batch = ForwardBatch(torch.tensor([1]), torch.tensor([0]), torch.tensor([0, 1]).int().numpy())
     decoder.forward(batch, attention, TorchOps())
     assert attention.layers == [0, 1, 2]

@@ -30,7 +30,7 @@ def logits(path: Path, ids: list[int], dtype: str = "float32") -> torch.Tensor:
     decoder = model.load(DenseWeights(), "cpu", lambda *_: None)
     batch = ForwardBatch(torch.tensor(ids), torch.arange(len(ids)), np.array([0, len(ids)], dtype=np.int32))
     with torch.inference_mode():
-        attention = DenseAttention(model.spec.layers[0].params.scale)
+        attention = DenseAttention.of(model.spec)
         return decoder.logits(decoder.forward(batch, attention, TorchOps()).last)
 
 

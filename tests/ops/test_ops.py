@@ -125,6 +125,39 @@ def test_silu_mul(ops: OpSet, dtype: str, rows: int, size: int) -> None:
 
 
 @each_set
+@each_dtype
+@each_shape
+def test_gelu_tanh_mul(ops: OpSet, dtype: str, rows: int, size: int) -> None:
+    gate_up = noise(7, dtype, rows, 2 * size, scale=3.0)
+    gate_up[:1, :1], gate_up[-1:, :1] = 200.0, -200.0
+    before = gate_up.clone()
+    gate, up = before.double().chunk(2, -1)
+    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    assert_close(ops.gelu_tanh_mul(gate_up), 0.5 * gate * (1 + torch.tanh(inner)) * up, dtype)
+    assert torch.equal(gate_up, before)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_norms_of_strided_heads(ops: OpSet, dtype: str, rows: int, heads: int) -> None:
+    joint = noise(8, dtype, rows, (heads + 1) * 24, scale=30.0)
+    x = joint[:, : heads * 24].view(rows, heads, 24)
+    weight = noise(9, stream(dtype), heads, 24)
+    before = joint.clone()
+    assert_close(ops.rms_norm(x, weight, EPS, x.dtype), normed(x, weight), dtype)
+    assert torch.equal(joint, before)
+
+
+@each_set
+@each_dtype
+def test_norms_of_what_is_narrower_than_the_stream(ops: OpSet, dtype: str) -> None:
+    x, weight = noise(10, dtype, 5, 48, scale=1e3), noise(11, stream(dtype), 48)
+    assert_close(ops.rms_norm(x, weight, EPS, x.dtype), normed(x, weight), dtype)
+
+
+@each_set
 def test_not_a_number_stays_in_its_row(ops: OpSet) -> None:
     x, residual, weight = noise(1, "bfloat16", 3, 64), noise(2, "float32", 3, 64), noise(3, "float32", 64)
     x[1, 5] = torch.nan

@@ -1,4 +1,4 @@
-"""Model family `decoder`: Llama-type decoders from a Hugging Face folder or a GGUF file."""
+"""Model family `decoder`: decoders from a Hugging Face folder, a GGUF file or the Hugging Face Hub."""
 
 from tokloom.sdk import Context, ModelCaps, ModelFamily, NoOptions, Offer, hookimpl
 
@@ -18,6 +18,6 @@ def tokloom_model() -> list[Offer[NoOptions, ModelFamily]]:
             contract="0.1",
             capabilities=ModelCaps(features=True, adapters=True),
             factory=_make,
-            summary="Llama-type decoders (SmolLM2, Llama 2 and 3) from safetensors or GGUF",
+            summary="Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 2 and 3, from safetensors or GGUF",
         )
     ]

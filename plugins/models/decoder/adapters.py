@@ -3,7 +3,7 @@
 A linear layer gets a wrapper when the first adapter that changes it is loaded; without adapters nothing is different.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +14,10 @@ from attrs import frozen
 from torch import Tensor
 
 from tokloom.plugins.models.decoder.adapter_file import AdapterFile
+from tokloom.plugins.models.decoder.mlp import Gated
 from tokloom.sdk import AdapterInfo, AdapterRows, CheckpointError, Linear, LinearDesc
 
-Layer = TypeVar("Layer", bound=attrs.AttrsInstance)
+Part = TypeVar("Part", bound=attrs.AttrsInstance)
 #: rows of a batch: a run of them, or their numbers `[n]` on the device
 RowIndex = slice | Tensor
 
@@ -96,7 +97,7 @@ class Adapters:
     """The adapters of one loaded model.
 
     Args:
-        descs: its linear layers; `layers.3.qkv` is the attribute `qkv` of layer 3.
+        descs: its linear layers; `layers.3.qkv` is the attribute `qkv` of layer 3, or of a part of it.
     """
 
     def __init__(self, descs: Sequence[LinearDesc], dtype: torch.dtype, device: str) -> None:
@@ -110,17 +111,18 @@ class Adapters:
         """A forward pass over these rows begins."""
         self._selection.set(rows, self._device)
 
-    def load(self, path: Path, layers: Sequence[Layer]) -> tuple[AdapterInfo, tuple[Layer, ...]]:
+    def load(self, path: Path, layers: Sequence[Part]) -> tuple[AdapterInfo, tuple[Part, ...]]:
         """The layers with the adapter in them. Raises CheckpointError, and changes nothing, where it does not fit."""
         file = AdapterFile(path, self._descs, self._dtype.itemsize)
         pairs = {desc.name: pair for desc in self._descs if (pair := self._pair(desc, file)) is not None}
-        held = {f"layers.{n}.{field.name}" for n, layer in enumerate(layers) for field in attrs.fields(type(layer))}
+        held = {name for number, layer in enumerate(layers) for name in _linears(f"layers.{number}", layer)}
         for name in pairs.keys() - held:
             raise CheckpointError(
                 f"adapters of {name} are not supported", subject=file.config.subject, remedy="Use another adapter"
             )
         self.nbytes += sum(pair.nbytes for pair in pairs.values())
-        adapted = tuple(self._adapt(number, layer, file.info.digest, pairs) for number, layer in enumerate(layers))
+        digest = file.info.digest
+        adapted = tuple(self._adapt(f"layers.{n}", layer, digest, pairs) for n, layer in enumerate(layers))
         return file.info, adapted
 
     def _pair(self, desc: LinearDesc, file: AdapterFile) -> LoraPair | None:
@@ -140,17 +142,30 @@ class Adapters:
     def _held(self, matrix: Tensor) -> Tensor:
         return matrix.to(self._device, self._dtype)
 
-    def _adapt(self, number: int, layer: Layer, digest: str, pairs: dict[str, LoraPair]) -> Layer:
-        changed: dict[str, AdaptedLinear] = {}
-        for field in attrs.fields(type(layer)):
-            pair = pairs.get(f"layers.{number}.{field.name}")
+    def _adapt(self, name: str, part: Part, digest: str, pairs: dict[str, LoraPair]) -> Part:
+        changed: dict[str, AdaptedLinear | Gated] = {}
+        for field in attrs.fields(type(part)):
+            value = getattr(part, field.name)
+            if isinstance(value, Gated):
+                changed[field.name] = self._adapt(name, value, digest, pairs)
+                continue
+            pair = pairs.get(f"{name}.{field.name}")
             if pair is None:
                 continue
-            linear = getattr(layer, field.name)
-            adapted = linear if isinstance(linear, AdaptedLinear) else AdaptedLinear(linear, self._selection)
+            adapted = value if isinstance(value, AdaptedLinear) else AdaptedLinear(value, self._selection)
             adapted.pairs[digest] = pair
             changed[field.name] = adapted
-        return attrs.evolve(layer, **changed)  # type: ignore[misc]  # whatever attrs class a layer is
+        return attrs.evolve(part, **changed)  # type: ignore[misc]  # whatever attrs class a part is
+
+
+def _linears(name: str, part: attrs.AttrsInstance) -> Iterator[str]:
+    """Names of the linear layers that can be adapted: those of experts cannot, they see rows in another order."""
+    for field in attrs.fields(type(part)):
+        value = getattr(part, field.name)
+        if isinstance(value, Gated):
+            yield from _linears(name, value)
+        elif hasattr(value, "apply") and hasattr(value, "dequantize"):
+            yield f"{name}.{field.name}"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -22,7 +22,14 @@ TYPES: Final = {
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
     30: ("BF16", 1, 2),
 }
 _MAX_COUNT: Final = 1 << 24
@@ -153,20 +160,27 @@ class GGUFFile:
             raise self._fail(f"gives tensor {name} rows of {shape[-1]} elements in blocks of {block}")
         return TensorEntry(name, shape, kind, offset, elements // block * size)
 
-    def read(self, name: str) -> NDArray[np.generic]:
-        """A tensor decoded: float32, or float16 as stored, or bfloat16 bits as uint16, in torch order."""
+    def read(self, name: str, part: int = -1) -> NDArray[np.generic]:
+        """A tensor decoded: float32, or float16 as stored, or bfloat16 bits as uint16, in torch order. With `part` only
+        that entry of the first axis.
+        """
         entry = self.tensors[name]
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.nbytes, offset=entry.offset)
+        shape, nbytes, offset = entry.shape, entry.nbytes, entry.offset
+        if part >= 0:
+            nbytes //= shape[0]
+            offset += part * nbytes
+            shape = shape[1:]
+        raw = np.frombuffer(self._data, dtype=np.uint8, count=nbytes, offset=offset)
         kind = TYPES[entry.type][0]
         if kind in ("F32", "F16", "BF16"):
             dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[kind]
-            return raw.view(dtype).reshape(entry.shape)
+            return raw.view(dtype).reshape(shape)
         from gguf import GGMLQuantizationType, dequantize
 
         block, size = TYPES[entry.type][1:]
-        rows = raw.reshape(*entry.shape[:-1], entry.shape[-1] // block * size)
+        rows = raw.reshape(*shape[:-1], shape[-1] // block * size)
         decoded: NDArray[np.generic] = dequantize(rows, GGMLQuantizationType(entry.type))
-        return decoded.reshape(entry.shape)
+        return decoded.reshape(shape)
 
 
 def _type_name(kind: int) -> str:

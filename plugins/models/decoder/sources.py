@@ -1,16 +1,26 @@
-"""Checkpoints: tensors under Hugging Face's names, from safetensors shards or a GGUF file."""
+"""HFCheckpoint: the tensors of a Hugging Face folder, from safetensors shards."""
 
 import hashlib
 import json
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from tokloom.plugins.models.decoder.config import Fields, from_gguf, from_hf
-from tokloom.plugins.models.decoder.gguf_file import TYPES, GGUFFile
+from tokloom.plugins.models.decoder.fields import Fields
+from tokloom.plugins.models.decoder.hf_config import from_hf
 from tokloom.sdk import CheckpointError
 
+_IMAGE_PARTS = (
+    "vision_tower.",
+    "model.vision_tower.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+)
+_TEXT_PARTS = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -27,6 +37,7 @@ class HFCheckpoint:
         generation = folder / "generation_config.json"
         self.config = from_hf(fields, Fields(str(generation), read_json(generation)) if generation.exists() else None)
         self._files: dict[str, Path] = {}
+        self._stored: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for file in self._shards():
@@ -83,11 +94,15 @@ class HFCheckpoint:
             raise CheckpointError(
                 f"is truncated: tensor {name} ends at byte {end} of {data}", subject=str(file), remedy="Get it again"
             )
-        if name in self.shapes:
+        ours = _text_name(name)
+        if ours is None:
+            return
+        if ours in self.shapes:
             raise CheckpointError(f"has tensor {name} a second time", subject=str(file), remedy="Remove stale shards")
-        self._files[name] = file
-        self.shapes[name] = shape
-        self.dtypes[name] = _DTYPES.get(dtype, dtype)
+        self._files[ours] = file
+        self._stored[ours] = name
+        self.shapes[ours] = shape
+        self.dtypes[ours] = _DTYPES.get(dtype, dtype)
 
     def read(self, name: str) -> Tensor:
         """A tensor in its stored float dtype."""
@@ -101,7 +116,7 @@ class HFCheckpoint:
             )
         try:
             with safe_open(self._files[name], framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
+                tensor: Tensor = file.get_tensor(self._stored[name])
         except Exception as error:  # the library has its own error type and also raises others
             raise CheckpointError(
                 f"tensor {name} cannot be read: {error}", subject=str(self._files[name]), remedy="Get it again"
@@ -115,80 +130,21 @@ class HFCheckpoint:
     def digest(self) -> str:
         """Of configuration and the weights' names, sizes and times."""
         files = sorted({*self._files.values(), self._folder / "config.json"})
-        return _digest(files)
+        return file_digest(files)
 
 
-class GGUFCheckpoint:
-    """A GGUF file of the llama architecture under Hugging Face's tensor names."""
-
-    def __init__(self, path: Path) -> None:
-        self.subject = str(path)
-        self.file = GGUFFile(path)
-        stored = {name: entry.shape for name, entry in self.file.tensors.items()}
-        self.config = from_gguf(Fields(str(path), self.file.metadata), stored)
-        self._names = {ours: theirs for theirs in stored if (ours := hf_name(theirs)) is not None}
-        self.shapes = {ours: stored[theirs] for ours, theirs in self._names.items()}
-        self.dtypes = {ours: TYPES[self.file.tensors[theirs].type][0] for ours, theirs in self._names.items()}
-
-    def read(self, name: str) -> Tensor:
-        """A tensor in its stored float dtype, decoded to float32 from block types."""
-        stored = self._names[name]
-        array = self.file.read(stored)
-        if self.dtypes[name] == "BF16":
-            tensor = torch.from_numpy(array.copy()).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        if ".attn_q." in stored:
-            return _half_split(tensor, self.config.heads)
-        if ".attn_k." in stored:
-            return _half_split(tensor, self.config.kv_heads)
-        return tensor
-
-    def rope_factors(self) -> Tensor | None:
-        if "rope_freqs.weight" not in self.file.tensors:
-            return None
-        return torch.from_numpy(self.file.read("rope_freqs.weight").copy()).float()
-
-    def digest(self) -> str:
-        return _digest([self.file.path])
-
-
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-
-
-def hf_name(stored: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for tensors that are no weights."""
-    base, dot, suffix = stored.rpartition(".")
-    if not dot or base == "rope_freqs":
+def _text_name(name: str) -> str | None:
+    """The name without what a model of text and images puts before it; None for the part that sees images."""
+    if name.startswith(_IMAGE_PARTS):
         return None
-    if base in _TOP_NAMES:
-        return f"{_TOP_NAMES[base]}.{suffix}"
-    pieces = base.split(".")
-    if len(pieces) == 3 and pieces[0] == "blk" and pieces[2] in _LAYER_NAMES:
-        return f"model.layers.{pieces[1]}.{_LAYER_NAMES[pieces[2]]}.{suffix}"
-    return stored
+    for prefix, ours in _TEXT_PARTS.items():
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name
 
 
-def _half_split(tensor: Tensor, heads: int) -> Tensor:
-    """Undo the interleaved order in which this architecture's q and k rows are stored: pairs back to halves."""
-    rows = tensor.shape[0]
-    if rows % (2 * heads):
-        return tensor
-    return tensor.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(tensor.shape)
-
-
-def _digest(files: list[Path]) -> str:
+def file_digest(files: list[Path]) -> str:
+    """Of names, sizes and times, and of the content of small files."""
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()

@@ -13,10 +13,18 @@ from tokloom.sdk import ChatMessage, CheckpointError, RequestError
 
 _CONTROL, _USER_DEFINED = 3, 4
 _SPACE: Final = "\u2581"
-_LLAMA3_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+#: `tokenizer.ggml.pre` -> how text is split before merging
+_SPLITS: Final = {
+    "llama-bpe": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,
+    "qwen2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,
+    "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+#: words that are tokens stay whole, whatever their merges
+_WHOLE_WORDS: Final = ("llama-bpe", "tekken")
 
 
 class DecoderTokenizer:
@@ -202,10 +210,12 @@ def _bpe(source: str, tokens: Sequence[str], metadata: Mapping[str, Value]) -> T
         models.BPE(
             vocab={text: index for index, text in enumerate(tokens)},
             merges=pairs,
-            ignore_merges=pre == "llama-bpe",
+            ignore_merges=pre in _WHOLE_WORDS,
         )
     )
     tokenizer.pre_tokenizer = _pre_tokenizer(source, str(pre))
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -216,12 +226,11 @@ def _pre_tokenizer(source: str, name: str) -> pre_tokenizers.PreTokenizer:
         return plain
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
-    if name == "llama-bpe":
-        split = pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated", invert=False)
+    if name in _SPLITS:
+        split = pre_tokenizers.Split(Regex(_SPLITS[name]), behavior="isolated", invert=False)
         return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raise CheckpointError(
-        f"tokenizer.ggml.pre is {name!r}", subject=source, remedy="Supported: default, gpt-2, smollm, llama-bpe"
-    )
+    known = ", ".join(("default", "gpt-2", "smollm", *_SPLITS))
+    raise CheckpointError(f"tokenizer.ggml.pre is {name!r}", subject=source, remedy=f"Supported: {known}")
 
 
 def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Value]) -> Tokenizer:
@@ -241,8 +250,11 @@ def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Value]) -> Toke
             vocab=vocab, merges=[pair for _, pair in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True
         )
     )
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    spaces, plain = normalizers.Replace(" ", _SPACE), [decoders.Replace(_SPACE, " "), decoders.ByteFallback()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
+        tokenizer.decoder = decoders.Sequence([*plain, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        tokenizer.normalizer = spaces
+        tokenizer.decoder = decoders.Sequence([*plain, decoders.Fuse()])
     return tokenizer

@@ -31,10 +31,10 @@ class CpuOps:
         return F.embedding(ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        if self._takes(x, weight) and x.dtype == torch.float32 and dtype in _COMPILED:
-            return self._norm(None, x, weight, eps, dtype)
         wide = x if x.dtype.itemsize >= 4 else x.float()
-        return F.rms_norm(wide, (x.shape[-1],), weight.to(wide.dtype), eps).to(dtype)
+        if weight.dim() == 1 and self._takes(wide, weight) and wide.dtype == torch.float32 and dtype in _COMPILED:
+            return self._norm(None, wide.view(-1, x.shape[-1]), weight, eps, dtype).view(x.shape)
+        return (F.rms_norm(wide, (x.shape[-1],), None, eps) * weight.to(wide.dtype)).to(dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if self._takes(x, residual, weight) and residual.dtype == torch.float32:
@@ -67,6 +67,10 @@ class CpuOps:
         bf16 = gate_up.dtype == torch.bfloat16
         self._native.silu_mul(self._threads, bf16, rows, size, gate_up.data_ptr(), out.data_ptr())
         return out
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
 
     def _takes(self, *tensors: Tensor) -> bool:
         return self._native is not None and all(t.is_contiguous() and t.dtype in _COMPILED for t in tensors)

@@ -13,12 +13,14 @@ class TorchOps:
     """Implements `tokloom.sdk.OpSet`."""
 
     def __init__(self) -> None:
-        self._angles: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        #: the angles used last, first; models have one or two sets
+        self._angles: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        x = x if x.dtype.itemsize >= 4 else x.float()
         # sqrt(mean(x^2) + eps) as the hypotenuse of norm / sqrt(size) and sqrt(eps)
         root = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(x.shape[-1] ** -0.5)
         root = torch.hypot(root, root.new_full((), eps**0.5))
@@ -40,14 +42,20 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
     def _whole(self, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`[T, 1, D]` factors of x and of its swapped halves; the same angles serve every layer of a step."""
-        if self._angles is None or self._angles[0] is not cos or self._angles[1] is not sin:
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            cosines = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(wide)
-            sines = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(wide)
-            self._angles = (cos, sin, cosines, sines)
-        return self._angles[2], self._angles[3]
+        for known_cos, known_sin, cosines, sines in self._angles:
+            if known_cos is cos and known_sin is sin:
+                return cosines, sines
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        cosines = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(wide)
+        sines = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(wide)
+        self._angles = [(cos, sin, cosines, sines), *self._angles[:1]]
+        return cosines, sines
 
 
 def _joint(q: Tensor, k: Tensor) -> Tensor | None:
