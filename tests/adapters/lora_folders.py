@@ -45,7 +45,7 @@ def pooled(model: LlamaForCausalLM, ids: Sequence[int], pooling: str, *, normali
         states = model.model(torch.tensor([list(ids)])).last_hidden_state[0].double()
     vector: Tensor = states[-1] if pooling == "last" else states.mean(0)
     if normalize:
-        vector /= vector.norm()
+        vector = vector / vector.norm()
     return vector
 
 
