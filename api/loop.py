@@ -19,7 +19,7 @@ from tokloom.api.types import GenerateRequest
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import OutputEvent
 from tokloom.core.logs import get_logger
-from tokloom.sdk import CapacityError, PluginFault, RequestError, Tokenizer, TokloomError
+from tokloom.sdk import ClosedError, PluginFault, RequestError, Tokenizer, TokloomError
 
 #: every reason to go on wakes an idle engine, so it sleeps as long as it likes; seconds
 _IDLE: Final = 3600.0
@@ -162,8 +162,8 @@ class EngineLoop:
         atexit.unregister(self.end)
 
 
-def _closed(subject: str) -> CapacityError:
-    return CapacityError("the engine is closed", subject=subject, remedy="Send the request to a running engine")
+def _closed(subject: str) -> ClosedError:
+    return ClosedError("the engine is closed", subject=subject, remedy="Send the request to a running engine")
 
 
 def _again(failure: TokloomError) -> TokloomError:

@@ -25,7 +25,7 @@ from tokloom.core.requests import admissible
 from tokloom.core.runner import PagesLost, Runner, StepResult
 from tokloom.core.sequence import Sequence
 from tokloom.core.state import EngineState
-from tokloom.sdk import CapacityError, PluginFault, Request, RequestError, SchedEvent
+from tokloom.sdk import CapacityError, ClosedError, PluginFault, Request, RequestError, SchedEvent
 
 #: how long a step without anything to launch waits for a tier before it returns, seconds
 NAP = 0.005
@@ -82,7 +82,7 @@ class EngineCore:
         request = admissible(request, self.composition)
         with self._lock:
             if self._closed:
-                raise CapacityError("the engine is closed", subject=f"request {request.request_id!r}")
+                raise ClosedError("the engine is closed", subject=f"request {request.request_id!r}")
             if request.request_id in self._known:
                 raise RequestError(
                     "a request with this id is live",

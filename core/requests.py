@@ -8,7 +8,16 @@ import attrs
 from tokloom.core.checks import Checks
 from tokloom.core.parameters import validate
 from tokloom.core.shown import shown
-from tokloom.sdk import Objectives, PluginFault, Request, RequestError, SamplingParams, Scope, TokenSegment
+from tokloom.sdk import (
+    ContextLengthError,
+    Objectives,
+    PluginFault,
+    Request,
+    RequestError,
+    SamplingParams,
+    Scope,
+    TokenSegment,
+)
 
 if TYPE_CHECKING:
     from tokloom.core.composition import Composition
@@ -41,7 +50,7 @@ def admissible(request: Request, composition: "Composition") -> Request:
         checks.fail("n", sampling.n, "1, since scoring draws nothing")
     room = settings.max_model_tokens - (1 if request.task == "generate" and sampling.max_tokens else 0)
     if length > room:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {length} tokens and at most {room} fit the context",
             subject=subject,
             remedy="Shorten the prompt, or raise engine.max_model_tokens if the model allows it",
