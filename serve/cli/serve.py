@@ -34,8 +34,8 @@ def serve_options(function: F) -> F:
                 option, name, multiple=several, metavar="VALUE", help=f"{item.metadata['help']}{_default(item)}"
             )
         )
-    for option in reversed(options):
-        function = option(function)
+    for add in reversed(options):
+        function = add(function)
     return function
 
 
@@ -74,8 +74,7 @@ def serve(
     section: ServeSection = loaded.claims[TABLE]
     names = section.served_model_name or (_model_name(loaded),)
     _log_to_stderr()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_until_signal(section, names, lambda: _load(loaded, locked), _say))
+    asyncio.run(run_until_signal(section, names, lambda: _load(loaded, locked), _say))
     return 0
 
 
@@ -127,15 +126,6 @@ def _compose(profile: Profile, locked: Path | None) -> Any:
         composer.close()
         raise
     return composition
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _log_to_stderr() -> None:

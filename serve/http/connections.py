@@ -1,15 +1,16 @@
-"""Connections: uvicorn's HTTP protocol with what it lacks: time limits for headers and for reading, a bound on number."""
+"""Connections: uvicorn's HTTP protocol with what it lacks: time limits for headers and for reading, a number."""
 
 import asyncio
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from attrs import frozen
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tokloom.serve.http.config import ServeSection
 from tokloom.serve.http.errors import RETRY_AFTER, encode
 
 #: bytes of a request's line and headers
-_MAX_HEAD: Final = 64 << 10
+MAX_HEAD: Final = 64 << 10
 
 
 @frozen
@@ -22,77 +23,64 @@ class Limits:
 
 
 def protocol_class(section: ServeSection) -> type[asyncio.Protocol]:
-    """The protocol for one server; the faster parser if it is installed."""
-    base: Any
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as base
-    except ImportError:
-        from uvicorn.protocols.http.h11_impl import H11Protocol as base
+    """The protocol for one server."""
     limits = Limits(section.header_seconds, section.write_seconds, section.max_connections)
-    made: type[asyncio.Protocol] = type("LimitedProtocol", (Limited, base), {"limits": limits})
+    made: type[asyncio.Protocol] = type("LimitedProtocol", (Limited,), {"limits": limits})
     return made
 
 
-class Limited:
-    """Mixed into a protocol of uvicorn, whose attributes it names.
-
-    A connection without a request in progress has `header_seconds` from its first byte (or its beginning) to the end
+class Limited(H11Protocol):
+    """A connection without a request in progress has `header_seconds` from its first byte (or its beginning) to the end
     of a request's headers; idling between requests is uvicorn's keep-alive time. Where the client does not read what
     was sent, the connection is cut after `write_seconds`.
     """
 
     limits: ClassVar[Limits]
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    connections: set[Any]
-    cycle: Any
-
     _head: asyncio.TimerHandle | None = None
     _write: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)  # type: ignore[misc]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
             self._refuse(503, "too many connections are open", "too_many_connections")
         else:
             self._arm_head()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
-        self.resume_timer()
-        super().connection_lost(error)  # type: ignore[misc]
+        self._disarm_write()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)  # type: ignore[misc]
+        super().data_received(data)
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
             self._disarm_head()
             return
         self._head_bytes += len(data)
-        if self._head_bytes > _MAX_HEAD:
+        if self._head_bytes > MAX_HEAD:
             self._refuse(431, "the headers are too long", "headers_too_long")
         elif self._head is None:
             self._arm_head()
 
-    def send_400_response(self, message: str) -> None:
+    def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for bytes that are no HTTP."""
         self._refuse(400, "the request is not HTTP", "invalid_http")
 
     def pause_writing(self) -> None:
-        super().pause_writing()  # type: ignore[misc]
+        super().pause_writing()
         if self._write is None:
             self._write = self.loop.call_later(self.limits.write_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self.resume_timer()
-        super().resume_writing()  # type: ignore[misc]
+        self._disarm_write()
+        super().resume_writing()
 
-    def resume_timer(self) -> None:
-        """The client reads."""
+    def _disarm_write(self) -> None:
         if self._write is not None:
             self._write.cancel()
             self._write = None

@@ -1,9 +1,9 @@
 """Lifecycle of one server: the socket first, then the model, requests, and an end that loses nobody's answer.
 
-bind ── listen: /health 200, /ready 503, others 503 ── load ── ready ── signal ── drain ── close
-                                                                         │         live requests go on for drain_seconds,
-                                                                         │         new ones get 503 with Retry-After
-                                                                         └─ a second signal: the process ends at once
+bind ── listen: /health 200, /ready 503 ── load ── ready ── signal ── drain ── close
+                                                              │         live requests go on for drain_seconds,
+                                                              │         new ones get 503 with Retry-After
+                                                              └─ a second signal: the process ends at once
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tokloom import AsyncEngine
 from tokloom.sdk import ProfileError
 from tokloom.serve.http.app import build_app
 from tokloom.serve.http.config import ServeSection
-from tokloom.serve.http.connections import protocol_class
+from tokloom.serve.http.connections import MAX_HEAD, protocol_class
 from tokloom.serve.http.service import Service
 
 _BACKLOG: Final = 512
@@ -44,6 +44,7 @@ class Server:
             uvicorn.Config(
                 app,
                 http=protocol_class(section),
+                h11_max_incomplete_event_size=2 * MAX_HEAD,
                 ws="none",
                 lifespan="off",
                 log_config=None,
