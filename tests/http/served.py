@@ -14,6 +14,7 @@ import httpx
 from fake_core import ByteTokenizer, FakeCore, Forever
 
 from tokloom.api import AsyncEngine
+from tokloom.core.events import OutputEvent
 from tokloom.sdk import Request
 from tokloom.serve.http.config import ServeSection
 from tokloom.serve.http.lifecycle import Server
@@ -34,9 +35,17 @@ def endless(request: Request, child: int) -> Sequence[int]:
     return Forever()
 
 
+class Paced(FakeCore):
+    """Leaves the interpreter to other threads, as a real step does."""
+
+    def step(self) -> list[OutputEvent]:
+        time.sleep(0.001)
+        return super().step()
+
+
 def fake_core(answer: Callable[[Request, int], Sequence[int]], *, sequences: int = 4, limit: int = 64) -> FakeCore:
     """A fake core that knows its sizes."""
-    core = FakeCore(answer, limit=limit)
+    core = Paced(answer, limit=limit)
     core.composition = SimpleNamespace(
         settings=SimpleNamespace(max_sequences=sequences, max_model_tokens=4096, threads=1),
         model=SimpleNamespace(spec=SimpleNamespace(vocab_size=258)),

@@ -114,7 +114,7 @@ def test_a_slow_reader_costs_nobody_else_and_is_cut_off_at_last() -> None:
 
 def test_who_is_too_many_is_told_to_come_again() -> None:
     core = fake_core(endless, sequences=2)
-    with serving_core(core, max_queue=1) as served, asked(served, CHAT, {**LONG, "n": 3, "stream": True}):
+    with serving_core(core, max_queue=1) as served, asked(served, CHAT, {**LONG, "n": 3}):
         eventually(lambda: served.live == 3)
         for path, body in ((CHAT, HI), (CHAT, {**HI, "stream": True}), (TEXT, {"prompt": "a"})):
             response = served.post(path, body)
@@ -122,7 +122,6 @@ def test_who_is_too_many_is_told_to_come_again() -> None:
             assert int(response.headers["retry-after"]) > 0
             assert response.json()["error"]["code"] == "queue_full"
         assert served.http.get("/health").status_code == 200
-    freed(served, core)
 
 
 def test_a_full_queue_of_the_engine_reads_the_same() -> None:
@@ -140,10 +139,13 @@ def broken(core: FakeCore, served: Served, stream: bool) -> None:
         eventually(lambda: bool(core.known))
         core.broken = RuntimeError("lost pages of /secret/path")
         core.gate.set()
-        answer = connection.recv(65536)
+        answer = b""
+        while b"request id" not in answer:
+            piece = connection.recv(65536)
+            assert piece, answer
+            answer += piece
     assert b"secret" not in answer
     assert b"500 Internal Server Error" in answer
-    assert b"request id" in answer
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from fake_core import spell
 from served import CHAT, HI, TEXT, Served, fake_core, raw_post, serving_core
@@ -75,12 +76,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "n": ({**HI, "n": 10**9}, "invalid_value", "n", "less than or equal to 128"),
     "top_p": ({**HI, "top_p": 0}, "invalid_value", "top_p", "greater than 0"),
     "seed": ({**HI, "seed": 2**63}, "invalid_value", "seed", "less than"),
-    "huge integer": ({**HI, "max_tokens": 10**4000}, "invalid_json", "", "number out of range"),
+    "huge integer": ({**HI, "max_tokens": 10**400}, "invalid_value", "max_tokens", "less than"),
     "stops": ({**HI, "stop": ["x"] * 20_000}, "invalid_value", "stop", "up to 16"),
     "empty stop": ({**HI, "stop": [""]}, "invalid_value", "stop", "1 to 1024"),
     "bias key": ({**HI, "logit_bias": {"x": 1}}, "invalid_value", "logit_bias.x", "match"),
     "bias token": ({**HI, "logit_bias": {"-5": 1}}, "invalid_value", "logit_bias.-5", "match"),
-    "several": ({"temprature": 1, "n": 0}, "missing_required_parameter", "messages", "temprature"),
+    "several": ({"temprature": 1, "n": 0}, "invalid_value", "n", "messages: is missing; temprature"),
     "alternatives": ({**HI, "top_logprobs": 2}, "invalid_value", "", "logprobs"),
     "min above max": ({**HI, "min_tokens": 6}, "invalid_value", "", "min_tokens"),
     "model": ({**HI, "model": "gpt-x"}, "model_not_found", "model", "tiny, alias"),
@@ -182,8 +183,9 @@ def test_a_body_that_is_too_long_is_refused_whatever_it_claims(served: Served, e
     headers = {"content-type": "application/json"} | ({} if chunked else {"content-length": str(total)})
     try:
         response = served.http.post(TEXT, content=pieces(), headers=headers)
-    except Exception as error:  # the connection may be cut while the rest is still being sent
-        assert extra > 10_000_000, error
+    except httpx.TransportError:  # the connection may be cut while the rest is still being sent
+        if extra < 10_000_000:
+            raise
         return
     refused(response, 413, "request_too_large")
 
