@@ -103,8 +103,9 @@ def test_a_prompt_beyond_the_context_is_told_both_numbers(model: Path) -> None:
 
 
 def test_a_slow_reader_costs_nobody_else_and_is_cut_off_at_last() -> None:
-    core = fake_core(endless)
-    with serving_core(core, write_seconds=1.0) as served, asked(served, CHAT, {**LONG, "stream": True}):
+    core = fake_core(endless, burst=100)
+    body = {**LONG, "stream": True, "logprobs": True}  # much to send, so that buffers fill soon
+    with serving_core(core, write_seconds=0.5) as served, asked(served, CHAT, body):
         eventually(lambda: len(core.held) == 1)
         core_answer, core._answer = core._answer, spell("quick")
         assert served.post(CHAT, HI).json()["choices"][0]["message"]["content"] == "quick"
