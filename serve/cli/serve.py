@@ -99,14 +99,13 @@ def _model_name(profile: Profile) -> str:
 
 
 async def _load(profile: Profile, locked: Path | None) -> Any:
-    from tokloom import AsyncEngine
-
     composition = await asyncio.to_thread(_compose, profile, locked)
-    engine = await AsyncEngine.from_composition(composition)
     import torch
 
+    from tokloom import AsyncEngine
+
     torch.set_num_threads(composition.settings.threads)
-    return engine
+    return await AsyncEngine.from_composition(composition)
 
 
 def _compose(profile: Profile, locked: Path | None) -> Any:
