@@ -78,11 +78,9 @@ def test_errors_are_those_of_the_client_library(client: Any, url: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=NAME, prompt=[1] * 9000)
     assert caught.value.code == "context_length_exceeded"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
     with pytest.raises(openai.BadRequestError, match="tools"):
-        function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
-        client.chat.completions.create(
-            model=NAME, messages=QUESTION, tools=[{"type": "function", "function": function}]
-        )
+        client.chat.completions.create(model=NAME, messages=QUESTION, tools=tools)
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{url}/v1", api_key="no", max_retries=0).models.list()
     assert [model.id for model in client.models.list()] == [NAME]
@@ -98,7 +96,7 @@ def test_curl_streams(url: str) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
-    body = json.dumps({"messages": QUESTION, "max_tokens": 4, "stream": True, "temperature": 0})
+    body = json.dumps({"messages": QUESTION, "max_tokens": 12, "stream": True, "temperature": 0})
     command = [curl, "-sSN", f"{url}/v1/chat/completions", "-H", "content-type: application/json"]
     command += ["-H", "authorization: Bearer sk-test", "-d", body]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

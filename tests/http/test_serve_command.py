@@ -212,6 +212,7 @@ def test_every_key_is_an_option_and_in_the_docs_and_the_schema() -> None:
 
 
 def _default(item: "attrs.Attribute[Any]") -> str:
+    value: Any = item.default
     if item.type in (ByteSize, AutoByteSize):
-        return f"{item.default >> 20}MiB"
-    return "" if item.default in ("", (), None) else f"{item.default:g}" if item.type is float else str(item.default)
+        return f"{value >> 20}MiB"
+    return "" if value in ("", (), None) else f"{value:g}" if item.type is float else str(value)
