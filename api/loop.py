@@ -80,6 +80,12 @@ class EngineLoop:
                 "a request with this id is live", subject=f"request {request_id!r}", remedy="Use a fresh request_id"
             )
 
+    @property
+    def failure(self) -> TokloomError | None:
+        """Why the engine stopped by itself; None while it works and after `end`."""
+        with self._lock:
+            return self._failure
+
     def leave(self, box: Mailbox) -> None:
         """Nobody reads `box` any more: its request ends unless it has. Idempotent."""
         with self._lock:

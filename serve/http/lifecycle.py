@@ -83,13 +83,12 @@ class Server:
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                if then_exit:
-                    os._exit(0)
-                return
-            self.service.open(loading.result())
-            ready()
-            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                self.service.open(loading.result())
+                ready()
+                await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            elif then_exit and self._stopping.is_set():
+                os._exit(0)
         finally:
             self.service.close()
             loading.cancel()
@@ -98,6 +97,7 @@ class Server:
                 await self.service.loaded.aclose(drain=self.section.drain_seconds)
             self._uvicorn.should_exit = True
             await asyncio.gather(serving, loading, stopping, return_exceptions=True)
+        serving.result()
 
 
 class _Uvicorn(uvicorn.Server):

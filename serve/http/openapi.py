@@ -87,7 +87,7 @@ def _operation(route: Route, keys: bool) -> Schema:
     made: Schema = {
         "operationId": route.handler.__name__,
         "summary": (route.handler.__doc__ or "").strip(),
-        "responses": {"200": {"description": "Done.", "content": _content(route)}},
+        "responses": {"200": {"description": _meaning(route), "content": _content(route)}},
     }
     if "{model}" in route.path:
         made["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -111,9 +111,14 @@ def _content(route: Route) -> Schema:
         return {"text/plain": {"schema": {"type": "string"}}}
     content: Schema = {"application/json": {"schema": _ref(route.answer)}}
     if route.event is not None:
-        words = f"Server-sent events; the data of each is a {route.event.__name__}, then [DONE]."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": words}}
+        content["text/event-stream"] = {}
     return content
+
+
+def _meaning(route: Route) -> str:
+    if route.event is None:
+        return "Done."
+    return f"Done. A stream's events each have a {route.event.__name__} as data, the last one [DONE]."
 
 
 def _ref(kind: Any) -> Schema:

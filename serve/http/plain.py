@@ -105,17 +105,18 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 while the process lives, whatever it does."""
-    found: Status = {"status": "ok"}
-    return answer(found)
+    """200 while the process lives, whatever it does; 503 once the engine is broken."""
+    return _status("ok", not service.failed, service)
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """200 while requests are taken; 503 while the model loads and when the server shuts down."""
-    found: Status = {"status": service.phase}
-    if service.phase == "ready":
-        return answer(found)
-    return answer(found, 503, {"retry-after": RETRY_AFTER[503]})
+    """200 while requests are taken; 503 while the model loads, the server shuts down, or the engine is broken."""
+    return _status(service.phase, service.phase == "ready" and not service.failed, service)
+
+
+def _status(text: str, fine: bool, service: Service) -> Response:
+    found: Status = {"status": "failed" if service.failed else text}
+    return answer(found) if fine else answer(found, 503, {"retry-after": RETRY_AFTER[503]})
 
 
 async def version(service: Service, request: Request) -> Response:

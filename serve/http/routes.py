@@ -85,7 +85,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         answer=plain.Detokenized,
         statuses=_BODY,
     ),
-    Route(path="/health", method="GET", handler=plain.health, answer=plain.Status),
+    Route(path="/health", method="GET", handler=plain.health, answer=plain.Status, statuses=(503,)),
     Route(path="/ready", method="GET", handler=plain.ready, answer=plain.Status, statuses=(503,)),
     Route(path="/version", method="GET", handler=plain.version, answer=plain.VersionObject),
     Route(path="/metrics", method="GET", handler=plain.metrics, statuses=(404,)),

@@ -60,6 +60,11 @@ class Service:
         return tokenizer
 
     @property
+    def failed(self) -> bool:
+        """Whether the engine broke: only a new process helps."""
+        return self._engine is not None and self._engine.failure is not None
+
+    @property
     def context(self) -> int:
         """Tokens of the longest sequence, prompt included."""
         return self.engine().core.composition.settings.max_model_tokens

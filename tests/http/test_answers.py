@@ -200,3 +200,12 @@ def test_health_ready_version_and_metrics(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (404, "no_metrics")
     head = served.http.head("/health")
     assert (head.status_code, head.content) == (200, b"")
+
+
+def test_what_an_engine_exposes_is_passed_on() -> None:
+    with serving_core(fake_core(spell("a"))) as served:
+        engine: Any = served.server.service.loaded
+        engine.exposition = lambda: ("text/plain; version=1.0.0", b"up 1\n")
+        response = served.http.get("/metrics")
+        assert (response.status_code, response.content) == (200, b"up 1\n")
+        assert response.headers["content-type"] == "text/plain; version=1.0.0"

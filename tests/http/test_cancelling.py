@@ -157,7 +157,9 @@ def test_a_fault_before_the_answer_is_500_with_the_request_id_and_nothing_else(s
         response = served.post(CHAT, HI, x_request_id="mine-1")
         assert response.status_code == 500
         assert "mine-1" in response.json()["error"]["message"]
-        assert served.http.get("/health").status_code == 200
+        for probe in ("/health", "/ready"):
+            response = served.http.get(probe)
+            assert (response.status_code, response.json()) == (503, {"status": "failed"})
 
 
 def test_a_fault_within_a_stream_is_its_last_event() -> None:
