@@ -28,7 +28,7 @@ def serve_options(function: F) -> F:
     fields = attrs.fields_dict(ServeSection)
     for name, option in option_names().items():
         item = fields[name]
-        several = item.type not in (int, float, str) and isinstance(item.default, tuple)
+        several = isinstance(item.default, tuple)
         options.append(
             click.option(
                 option, name, multiple=several, metavar="VALUE", help=f"{item.metadata['help']}{_default(item)}"
