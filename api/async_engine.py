@@ -14,7 +14,7 @@ from tokloom.api.types import Event, GenerateRequest
 from tokloom.core.catalog import Catalog
 from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
-from tokloom.sdk import SamplingParams, Tokenizer
+from tokloom.sdk import SamplingParams, Tokenizer, TokloomError
 
 
 class AsyncEngine:
@@ -97,6 +97,11 @@ class AsyncEngine:
     def abort(self, request_id: str) -> bool:
         """Ask for a request's end; its events end with `abort`. False if it is not live."""
         return self.core.abort(request_id)
+
+    @property
+    def failure(self) -> TokloomError | None:
+        """Why the engine broke: every later request raises it too. None while it works and after `aclose`."""
+        return self._loop.failure
 
     async def aclose(self, drain: float = 0.0) -> None:
         """Refuse new requests, wait up to `drain` seconds for the live ones, end the rest (their iterators raise

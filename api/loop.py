@@ -19,7 +19,7 @@ from tokloom.api.types import GenerateRequest
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import OutputEvent
 from tokloom.core.logs import get_logger
-from tokloom.sdk import CapacityError, PluginFault, RequestError, Tokenizer, TokloomError
+from tokloom.sdk import ClosedError, PluginFault, RequestError, Tokenizer, TokloomError
 
 #: every reason to go on wakes an idle engine, so it sleeps as long as it likes; seconds
 _IDLE: Final = 3600.0
@@ -79,6 +79,12 @@ class EngineLoop:
             raise RequestError(
                 "a request with this id is live", subject=f"request {request_id!r}", remedy="Use a fresh request_id"
             )
+
+    @property
+    def failure(self) -> TokloomError | None:
+        """Why the engine stopped by itself; None while it works and after `end`."""
+        with self._lock:
+            return self._failure
 
     def leave(self, box: Mailbox) -> None:
         """Nobody reads `box` any more: its request ends unless it has. Idempotent."""
@@ -162,8 +168,8 @@ class EngineLoop:
         atexit.unregister(self.end)
 
 
-def _closed(subject: str) -> CapacityError:
-    return CapacityError("the engine is closed", subject=subject, remedy="Send the request to a running engine")
+def _closed(subject: str) -> ClosedError:
+    return ClosedError("the engine is closed", subject=subject, remedy="Send the request to a running engine")
 
 
 def _again(failure: TokloomError) -> TokloomError:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokloom.core.profile import Profile, load_profile, profile_schema
+from tokloom.core.profile import ByteSize, Profile, Secret, between, load_profile, profile_schema
 from tokloom.sdk import ProfileError
 
-__all__ = ["Profile", "profile_schema", "read_profile"]
+__all__ = ["ByteSize", "Profile", "Secret", "between", "profile_schema", "read_profile"]
 
 #: tables of shipped front ends, which an embedder's engine does not read
 FRONT_END_TABLES = ("serve",)
@@ -20,6 +20,7 @@ def read_profile(
     model: str | Path | Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    claims: Mapping[str, type] | None = None,
 ) -> Profile:
     """A profile with overrides.
 
@@ -27,12 +28,13 @@ def read_profile(
         model: shorthand for `model.path`; a mapping overrides the section `model`.
         sets: `section.key=value` texts, strongest.
         overrides: mapping of the profile's shape, between environment and `sets`; dotted keys are accepted.
+        claims: table -> attrs class, for a front end that reads a table of its own; `Profile.claims` has the values.
     """
     changes = dict(overrides or {})
     if model is not None:
         changes["model"] = model if isinstance(model, Mapping) else {"path": str(model)}
     texts = [f"{path}={_toml(value, path)}" for path, value in _leaves(changes, "")]
-    return load_profile(profile, sets=[*texts, *sets], ignore=FRONT_END_TABLES)
+    return load_profile(profile, sets=[*texts, *sets], claims=claims, ignore=FRONT_END_TABLES)
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -29,6 +29,7 @@ from tokloom.sdk import (
     AdaptedModel,
     CapacityError,
     CheckpointError,
+    ClosedError,
     LoadedModel,
     PluginFault,
     Request,
@@ -96,7 +97,7 @@ class EngineCore:
         request = admissible(request, self.composition)
         with self._lock:
             if self._closed:
-                raise CapacityError("the engine is closed", subject=f"request {request.request_id!r}")
+                raise ClosedError("the engine is closed", subject=f"request {request.request_id!r}")
             if request.request_id in self._known:
                 raise RequestError(
                     "a request with this id is live",

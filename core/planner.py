@@ -23,6 +23,7 @@ from tokloom.sdk import (
     Hit,
     NoSpace,
     OnDevice,
+    OversizeError,
     Pending,
     Proposal,
     Reject,
@@ -360,7 +361,7 @@ class Planner:
         """Whether it may take pages now. What can never fit, and what the policy rejects, ends here."""
         quote = self._state.allocator.quote(seq.view, want, hit)
         if not quote.fits_ever:
-            error = CapacityError(
+            error: CapacityError = OversizeError(
                 f"the sequence may need {quote.needed_ever} pages and the pool has {quote.total}",
                 subject=f"request {seq.request.request_id!r}",
                 remedy="Ask for fewer tokens, or raise engine.kv_memory",

@@ -9,6 +9,7 @@ from tokloom.core.checks import Checks
 from tokloom.core.parameters import validate
 from tokloom.core.shown import shown
 from tokloom.sdk import (
+    ContextLengthError,
     ModelSpec,
     Objectives,
     PluginFault,
@@ -54,7 +55,7 @@ def admissible(request: Request, composition: "Composition") -> Request:
         checks.fail("n", sampling.n, "1, since scoring draws nothing")
     room = settings.max_model_tokens - (1 if request.task == "generate" and sampling.max_tokens else 0)
     if length > room:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {length} tokens and at most {room} fit the context",
             subject=subject,
             remedy="Shorten the prompt, or raise engine.max_model_tokens if the model allows it",

@@ -66,10 +66,28 @@ class RequestError(TokloomError):
     code = "request"
 
 
+class ContextLengthError(RequestError):
+    """The prompt does not fit the context; the message has both lengths."""
+
+    code = "context_length_exceeded"
+
+
 class CapacityError(TokloomError):
     """A bounded resource is full: the request may succeed later, or never where the text says so."""
 
     code = "capacity"
+
+
+class OversizeError(CapacityError):
+    """The request needs more than there is in all; it never succeeds here."""
+
+    code = "oversize"
+
+
+class ClosedError(CapacityError):
+    """The engine takes no requests any more; another one may."""
+
+    code = "closed"
 
 
 #: class -> (process exit code, HTTP status). Subclasses inherit the nearest entry.
@@ -81,6 +99,8 @@ STATUS: Final[dict[type[TokloomError], tuple[int, int]]] = {
     CheckpointError: (2, 500),
     RequestError: (2, 400),
     CapacityError: (2, 429),
+    OversizeError: (2, 400),
+    ClosedError: (2, 503),
 }
 
 

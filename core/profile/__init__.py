@@ -3,10 +3,11 @@
 from tokloom.core.profile.errors import Problem, ProfileProblems
 from tokloom.core.profile.jsonschema import profile_schema
 from tokloom.core.profile.load import Profile, load_profile
-from tokloom.core.profile.schema import EngineSection, ModelSection, PluginSection
-from tokloom.core.profile.types import Secret
+from tokloom.core.profile.schema import EngineSection, ModelSection, PluginSection, between
+from tokloom.core.profile.types import ByteSize, Secret
 
 __all__ = [
+    "ByteSize",
     "EngineSection",
     "ModelSection",
     "PluginSection",
@@ -14,6 +15,7 @@ __all__ = [
     "Profile",
     "ProfileProblems",
     "Secret",
+    "between",
     "load_profile",
     "profile_schema",
 ]

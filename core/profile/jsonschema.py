@@ -2,6 +2,7 @@
 
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -70,8 +71,10 @@ def class_schema(kind: type) -> Schema:
     return result
 
 
-def profile_schema(catalog: Catalog | None = None) -> Schema:
-    """The schema of a whole profile; with a catalog, `plugin` is an enumeration and options are described."""
+def profile_schema(catalog: Catalog | None = None, claims: Mapping[str, type] | None = None) -> Schema:
+    """The schema of a whole profile; with a catalog, `plugin` is an enumeration and options are described. `claims`:
+    tables of front ends and their classes.
+    """
 
     def section(kind: str) -> Schema:
         names = [row.name for row in catalog.listed(kind)] if catalog is not None else []
@@ -121,6 +124,7 @@ def profile_schema(catalog: Catalog | None = None) -> Schema:
             "additionalProperties": False,
         },
     }
+    properties |= {table: class_schema(kind) for table, kind in (claims or {}).items()}
     for path, kind in SLOTS.items():
         if "." not in path and path != "attention":
             properties[path] = section(kind)

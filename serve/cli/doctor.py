@@ -14,7 +14,7 @@ from tokloom import Catalog
 #: extra -> distributions it brings
 _EXTRAS = {
     "cpu": ("torch", "tokenizers", "safetensors", "gguf", "jinja2"),
-    "serve": ("starlette", "uvicorn"),
+    "serve": ("starlette", "uvicorn", "pydantic"),
     "grpc": ("grpcio", "protobuf"),
     "cuda13": ("flashinfer-python", "triton", "cupy-cuda13x"),
 }

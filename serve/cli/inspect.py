@@ -8,6 +8,9 @@ import click
 from tokloom import Catalog
 from tokloom.api.profiles import profile_schema, read_profile
 from tokloom.serve.cli.options import engine_options
+from tokloom.serve.http.config import TABLE, ServeSection
+
+_CLAIMS = {TABLE: ServeSection}
 
 
 @click.command("compose")
@@ -30,7 +33,7 @@ def compose(
     """Compose PROFILE without loading weights; errors point at the line that is wrong."""
     from tokloom.api.inspecting import check_lock, explain_profile, make_lock
 
-    composer, composition = explain_profile(read_profile(name or profile, model=model, sets=sets))
+    composer, composition = explain_profile(read_profile(name or profile, model=model, sets=sets, claims=_CLAIMS))
     try:
         if print_lock:
             click.echo(make_lock(composer, composition), nl=False)
@@ -88,7 +91,7 @@ def profile() -> None:
 @profile.command("schema")
 def schema() -> None:
     """Print the JSON Schema of profiles, with the options of installed plugins."""
-    click.echo(json.dumps(profile_schema(Catalog()), indent=1))
+    click.echo(json.dumps(profile_schema(Catalog(), _CLAIMS), indent=1))
 
 
 @profile.command("show")
@@ -96,7 +99,7 @@ def schema() -> None:
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE")
 def show(name: str, sets: tuple[str, ...]) -> None:
     """Print every value of PROFILE as merged, and where it comes from."""
-    loaded = read_profile(name, sets=sets)
+    loaded = read_profile(name, sets=sets, claims=_CLAIMS)
     for path, node in loaded.root.walk():
         click.echo(f"{path} = {json.dumps(node.value, default=str)}  [{node.place}]")
 
@@ -105,5 +108,5 @@ def show(name: str, sets: tuple[str, ...]) -> None:
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def migrate(path: Path) -> None:
     """Rewrite a profile of an older schema. There is one schema so far: a valid profile needs nothing."""
-    read_profile(path)
+    read_profile(path, claims=_CLAIMS)
     click.echo(f"{path}: schema is current")

@@ -20,6 +20,7 @@ from tokloom.sdk.errors import exit_code
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "generate": ("tokloom.serve.cli.generate", "generate", "Answer one prompt, or a file of them."),
     "chat": ("tokloom.serve.cli.chat", "chat", "Talk to a model, one message per line."),
+    "serve": ("tokloom.serve.cli.serve", "serve", "Serve a model over HTTP, as OpenAI's API."),
     "compose": ("tokloom.serve.cli.inspect", "compose", "Check, explain or lock a profile."),
     "plugins": ("tokloom.serve.cli.inspect", "plugins", "List installed plugins."),
     "profile": ("tokloom.serve.cli.inspect", "profile", "Show, describe or migrate profiles."),

@@ -352,6 +352,7 @@ def test_a_broken_engine_fails_live_and_later_requests_with_the_reason() -> None
             streams = [engine.generate(request()) for _ in range(3)]
             for stream in streams:
                 await anext(stream)
+            assert engine.failure is None
             core.broken = RuntimeError("lost pages")
             for stream in streams:
                 with pytest.raises(PluginFault, match="RuntimeError: lost pages") as caught:
@@ -365,6 +366,7 @@ def test_a_broken_engine_fails_live_and_later_requests_with_the_reason() -> None
                     await read(engine, request())
                 depths.add(len(caught.traceback))
             assert len(depths) == 1, "each caller gets an error of its own"
+            assert isinstance(engine.failure, PluginFault)
             await eventually(lambda: core.closed == 1)
 
     run(main)
