@@ -31,7 +31,9 @@ def between(low: float, high: float) -> Any:
 class ModelSection:
     """`[model]`"""
 
-    path: str = field(default="", metadata=_help("A folder, a .gguf file, or a name that a plugin provides."))
+    path: str = field(
+        default="", metadata=_help("A folder, a .gguf file, org/name@revision, or a name that a plugin provides.")
+    )
     plugin: str = field(default="", metadata=_help("The model family; empty: the only one that claims the path."))
     dtype: str = field(default="", metadata=_help("Compute dtype; empty: the checkpoint's own."))
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokloom.serve.http.auth import Keys
+from tokloom.serve.http.auth import check_key
 from tokloom.serve.http.errors import ClientGone, body_of, encode, headers_of, status_of
 from tokloom.serve.http.generation import send_json
 from tokloom.serve.http.openapi import document
@@ -20,6 +20,7 @@ from tokloom.serve.http.plain import answer
 from tokloom.serve.http.reporting import report_failure, report_request, request_id_of
 from tokloom.serve.http.routes import ROUTES, Route, Routes
 from tokloom.serve.http.service import Service
+from tokloom.serve.keys import Keys
 
 #: longest request id that is taken from a client
 _LONGEST_ID = 128
@@ -126,7 +127,7 @@ class Guarded:
             report_request(scope, status, time.perf_counter() - begin)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._keys.check(scope["path"], scope["headers"])
+        check_key(self._keys, scope["path"], scope["headers"])
         handler, parameters = self._routes.find(scope["method"], scope["path"])
         inner: dict[str, Any] = {**scope, "path_params": parameters}
         response = await handler(self._service, Request(inner, receive))

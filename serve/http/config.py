@@ -32,6 +32,9 @@ class ServeSection:
 
     host: str = field(default="127.0.0.1", metadata=_help("Address to listen on; 0.0.0.0 or :: for all."))
     port: int = field(default=8000, validator=between(0, 65535), metadata=_help("TCP port; 0 takes a free one."))
+    grpc_port: int = field(
+        default=-1, validator=between(-1, 65535), metadata=_help("TCP port of gRPC; 0 takes a free one, -1: no gRPC.")
+    )
     api_key: Secret | None = field(
         default=None, metadata=_help("Keys that clients must send one of, separated by blanks; none: open to all.")
     )

@@ -13,16 +13,20 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from tokloom import AsyncEngine
-from tokloom.sdk import ProfileError
+from tokloom.sdk import CompositionError, ProfileError
 from tokloom.serve.http.app import build_app
 from tokloom.serve.http.config import ServeSection
 from tokloom.serve.http.connections import MAX_HEAD, protocol_class
 from tokloom.serve.http.service import Service
+
+if TYPE_CHECKING:
+    from tokloom.serve.grpc.server import GrpcServer
 
 _BACKLOG: Final = 512
 #: seconds for answers that are complete to leave, after the engine has stopped
@@ -40,6 +44,8 @@ class Server:
         _check_certificate(section)
         self._socket = _bind(section)
         self._stopping = asyncio.Event()
+        self._grpc = _grpc_server(section, names)
+        self._grpc_port = -1
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -66,6 +72,11 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.section.tls_cert else 'http'}://{shown}:{port}{self.section.root_path}"
 
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC once `run` listens; -1: there is none."""
+        return self._grpc_port
+
     def stop(self) -> None:
         """Begin to drain. On the server's event loop."""
         self.service.close()
@@ -78,6 +89,8 @@ class Server:
 
         `then_exit`: if it is stopped while it loads, end the process instead of waiting for the loading thread.
         """
+        if self._grpc is not None:
+            self._grpc_port = await self._grpc.start()
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         loading = asyncio.ensure_future(load())
         stopping = asyncio.create_task(self._stopping.wait())
@@ -85,6 +98,8 @@ class Server:
             await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 self.service.open(loading.result())
+                if self._grpc is not None:
+                    await self._grpc.open(loading.result())
                 ready()
                 await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             elif then_exit and self._stopping.is_set():
@@ -93,11 +108,20 @@ class Server:
             self.service.close()
             loading.cancel()
             stopping.cancel()
-            if self.service.loaded is not None:
-                await self.service.loaded.aclose(drain=self.section.drain_seconds)
+            await self._drain()
             self._uvicorn.should_exit = True
             await asyncio.gather(serving, loading, stopping, return_exceptions=True)
         serving.result()
+
+    async def _drain(self) -> None:
+        """Both front ends refuse at once; what is live ends with the engine."""
+        seconds = self.section.drain_seconds
+        ends: list[Awaitable[None]] = []
+        if self._grpc is not None:
+            ends.append(self._grpc.stop(seconds + _FLUSH))
+        if self.service.loaded is not None:
+            ends.append(self.service.loaded.aclose(drain=seconds))
+        await asyncio.gather(*ends)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -127,7 +151,34 @@ async def run_until_signal(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, int(number))
-    await server.run(load, lambda: say(f"serving {', '.join(names)} at {server.url}"), then_exit=True)
+
+    def on_ready() -> None:
+        beside = f" and gRPC at {section.host}:{server.grpc_port}" if server.grpc_port >= 0 else ""
+        say(f"serving {', '.join(names)} at {server.url}{beside}")
+
+    await server.run(load, on_ready, then_exit=True)
+
+
+def _grpc_server(section: ServeSection, names: tuple[str, ...]) -> "GrpcServer | None":
+    if section.grpc_port < 0:
+        return None
+    try:
+        from tokloom.serve.grpc.server import GrpcConfig, GrpcServer
+    except ImportError as error:
+        raise CompositionError(f"{error}", subject="serve.grpc_port", remedy="pip install 'tokloom[grpc]'") from None
+    tls = None
+    if section.tls_cert:
+        tls = (Path(section.tls_key).read_bytes(), Path(section.tls_cert).read_bytes())
+    config = GrpcConfig(
+        host=section.host,
+        port=section.grpc_port,
+        keys=section.keys(),
+        names=names,
+        tls=tls,
+        max_message_bytes=section.max_body_bytes,
+        max_calls=section.max_connections,
+    )
+    return GrpcServer(config)
 
 
 def _bind(section: ServeSection) -> socket.socket:

@@ -126,7 +126,7 @@ def test_the_readme_answers(smollm2: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_the_programs_on_embedding_answer(smollm2: Path) -> None:
-    asynchronous, synchronous = python_of("docs/embedding.md")
+    asynchronous, synchronous, *_ = python_of("docs/embedding.md")
     names: dict[str, Any] = {}
     exec(compile(asynchronous, "asynchronous", "exec"), names)
     exec(compile(synchronous, "synchronous", "exec"), names)

@@ -106,6 +106,24 @@ def test_a_server_says_where_it_is_answers_and_ends_at_a_signal(model: Path) -> 
         assert "one" not in server.said.split()
 
 
+def test_grpc_is_served_beside_http(model: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    health_pb2, stubs = (
+        pytest.importorskip("grpc_health.v1.health_pb2"),
+        pytest.importorskip("grpc_health.v1.health_pb2_grpc"),
+    )
+    with running("--model", str(model), "--grpc-port", "0") as server:
+        port = re.search(r"gRPC at \S+:(\d+)", server.said)
+        assert port is not None, server.said
+        with grpc.insecure_channel(f"127.0.0.1:{port[1]}") as channel:
+            answer = stubs.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        server.process.send_signal(signal.SIGTERM)
+        code, errors = server.end()
+        assert code == 0, errors
+        assert "Traceback" not in errors
+
+
 def test_a_second_signal_ends_it_at_once(model: Path) -> None:
     arguments = ["--model", str(model), "--drain-seconds", "600", "--set", "engine.max_model_tokens=auto"]
     with running(*arguments) as server:
