@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, EntryPoint, distributions
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import attrs
 import pluggy
@@ -21,6 +21,7 @@ from tokloom.sdk import (
     CodecCaps,
     CompositionError,
     ConnectorCaps,
+    GrammarSyntax,
     Kind,
     LogitsCaps,
     ModelCaps,
@@ -296,7 +297,7 @@ _CHOICES: Final[dict[str, dict[str, frozenset[str]]]] = {
     "codec": {"equivalence": frozenset({"position", "stepwise"})},
     "scheduler": {"head_of_line": frozenset({"strict", "skip"})},
     "speculator": {"placement": frozenset({"host", "device"})},
-    "logits": {"role": frozenset({"processor", "grammar"})},
+    "logits": {"role": frozenset({"processor", "grammar"}), "syntaxes": frozenset(get_args(GrammarSyntax))},
 }
 
 

@@ -46,6 +46,7 @@ class Part(Generic[P, C]):
     Attributes:
         kind, name: as in the profile; `name` without its distribution.
         distribution, version: where it was installed from.
+        extras: the offer's own capability names, `x-DIST.name`.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Part(Generic[P, C]):
     version: str
     plugin: P = field(repr=False)
     caps: C = field(repr=False)
+    extras: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def id(self) -> str:
@@ -104,6 +106,7 @@ class Composition:
         connectors: tiers in the order they are asked.
         needs: what the speculator asked for; empty without one.
         processors, grammars: logits plugins that requests may name.
+        syntaxes: of grammars -> the offers that take it, in the order of the profile.
     """
 
     settings: EngineSettings
@@ -126,6 +129,7 @@ class Composition:
     observers: tuple[Part[Observer, ObserverCaps], ...] = ()
     processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     grammars: Mapping[str, GrammarFactory] = field(factory=dict)
+    syntaxes: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
     @property
     def verify(self) -> Part[AttentionKernel, AttentionCaps]:

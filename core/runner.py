@@ -16,7 +16,17 @@ from tokloom.core.graphs import DecodeGraphs
 from tokloom.core.plan import RowBegin, Span, StepPlan
 from tokloom.core.pools import PagePools
 from tokloom.core.rows import Rows
-from tokloom.core.sampling import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, TokenLogprobs, stream, uniform
+from tokloom.core.sampling import (
+    MaskTimes,
+    Sampler,
+    ScoreRows,
+    ScoreSample,
+    SpanRows,
+    SpanSample,
+    TokenLogprobs,
+    stream,
+    uniform,
+)
 from tokloom.core.sequence import Sequence as CoreSequence
 from tokloom.core.speculation import DeviceSpeculation
 from tokloom.sdk import (
@@ -25,6 +35,7 @@ from tokloom.sdk import (
     DraftPages,
     ForwardBatch,
     Grammar,
+    GrammarSpec,
     GroupId,
     Hidden,
     IngestBatch,
@@ -64,11 +75,12 @@ class SpanResult:
 
 @frozen
 class StepResult:
-    """Results in the order of the plan's spans, and the committed rows for a host speculator."""
+    """Results in the order of the plan's spans, the committed rows for a host speculator, and what masks took."""
 
     step: int
     spans: tuple[SpanResult, ...]
     ingest: IngestBatch | None = field(default=None, eq=False)
+    masks: MaskTimes = MaskTimes()
 
 
 class PagesLost(Exception):
@@ -91,7 +103,7 @@ class Runner:
         spec = composition.model.spec
         mode = "rejection" if settings.verification == "rejection" else "match"
         block = {} if composition.device.is_host else {"block_elements": 0}
-        self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode, **block)  # type: ignore[arg-type]
+        self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode, threads=settings.threads, **block)  # type: ignore[arg-type]
         self._attend = Attend(composition, self.rows, pools)
         self.graphs = DecodeGraphs(composition, model, self.rows, self._attend)
         self._live: dict[SeqId, CoreSequence] = {}
@@ -117,6 +129,10 @@ class Runner:
         if not self._begins[seq_id]:
             del self._begins[seq_id], self._live[seq_id]
 
+    def close(self) -> None:
+        """End the threads that make masks; nothing is in flight."""
+        self.sampler.close()
+
     def launch(self, plan: StepPlan) -> Handle[StepResult]:
         """Queue a step."""
         return self._device.stream.submit(lambda: self._execute(plan))
@@ -136,13 +152,20 @@ class Runner:
             only_decode = plan.num_decode == len(plan.spans)
             drafts = [NO_DRAFT] * plan.num_decode if only_decode else [self._draft(span) for span in plan.spans]
             step = flatten(self.rows, plan.spans, drafts, plan.num_decode, plan.num_verify)
-            hidden = self._forward(plan.step, step)
-            results = self._sample(plan.spans, step, hidden)
+            self.sampler.start_masks(
+                [(span.seq_id, draft) for span, draft in zip(plan.spans, step.drafts, strict=True) if span.samples]
+            )
+            try:
+                hidden = self._forward(plan.step, step)
+                drawn, scored = self._draw(plan.spans, step, hidden)
+            finally:
+                masks = self.sampler.finish_masks()
+            results = self._settle(plan.spans, step, drawn, scored)
             ingest = self._ingest(plan.spans, step, results, hidden)
             if self.on_device is not None and ingest is not None:
                 self.on_device.after(plan.spans, results, ingest)
                 ingest = None
-            return StepResult(plan.step, tuple(results), ingest)
+            return StepResult(plan.step, tuple(results), ingest, masks)
 
     def _end(self, seq_ids: Sequence[SeqId]) -> None:
         for seq_id in self.rows.end(seq_ids):
@@ -178,11 +201,11 @@ class Runner:
         if self.on_device is not None:
             self.on_device.begin(seq, begin)
 
-    def _grammar(self, wanted: tuple[str, str] | None) -> Grammar | None:
+    def _grammar(self, wanted: GrammarSpec | None) -> Grammar | None:
         if wanted is None:
             return None
         spec = self._composition.model.spec
-        return self._composition.grammars[wanted[0]].start(wanted[1], spec.vocab_size, spec.eos_ids)
+        return self._composition.grammars[wanted.offer].start(wanted, spec.vocab_size, spec.eos_ids)
 
     def _draft(self, span: Span) -> Draft:
         if span.drafts is None:
@@ -203,13 +226,16 @@ class Runner:
         )
         return self._model.forward(batch, self._attend, self._ops)
 
-    def _sample(self, spans: Sequence[Span], step: StepRows, hidden: Hidden) -> list[SpanResult]:
-        wanted = _wanted_rows(spans, step)
-        logits = self._logits(hidden, wanted)
-        drawn, scored = self._draw(spans, step, wanted, logits)
+    def _settle(
+        self,
+        spans: Sequence[Span],
+        step: StepRows,
+        drawn: Mapping[int, SpanSample],
+        scored: Mapping[int, ScoreSample],
+    ) -> list[SpanResult]:
         places = zip(spans, step.rows.tolist(), step.start.tolist(), step.counts.tolist(), strict=True)
         return [
-            self._settle(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
+            self._settle_span(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
             for b, (span, row, start, count) in enumerate(places)
         ]
 
@@ -223,8 +249,11 @@ class Runner:
         return self._model.logits(last)
 
     def _draw(
-        self, spans: Sequence[Span], step: StepRows, wanted: Mapping[int, tuple[int, int]], logits: Tensor | None
+        self, spans: Sequence[Span], step: StepRows, hidden: Hidden
     ) -> tuple[dict[int, SpanSample], dict[int, ScoreSample]]:
+        """What each span draws and scores, by its place in the plan."""
+        wanted = _wanted_rows(spans, step)
+        logits = self._logits(hidden, wanted)
         if logits is None:
             return {}, {}
         sampling: dict[int, SpanRows] = {}
@@ -255,7 +284,7 @@ class Runner:
         targets: list[int] = self.rows.tokens[row, start + 1 : stop + 1].tolist()
         return targets
 
-    def _settle(
+    def _settle_span(
         self,
         span: Span,
         row: int,
@@ -279,7 +308,7 @@ class Runner:
             self.rows.append(row, tokens[0])
             try:
                 ended = self.sampler.commit(span.seq_id, tokens[0])
-            except PluginFault as fault:
+            except TokloomError as fault:
                 error = error or fault
         elif sample is not None and not error:
             ended = True

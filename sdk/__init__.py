@@ -165,6 +165,8 @@ from tokloom.sdk.values.kv import (
     ZeroPage,
 )
 from tokloom.sdk.values.requests import (
+    GrammarSpec,
+    GrammarSyntax,
     Objectives,
     Request,
     SamplingParams,
@@ -230,6 +232,8 @@ __all__ = [
     "ForwardBatch",
     "Grammar",
     "GrammarFactory",
+    "GrammarSpec",
+    "GrammarSyntax",
     "GroupId",
     "Health",
     "Hidden",

@@ -18,7 +18,7 @@ from tokloom.conformance.doubles.tagged import VOCAB as VOCAB
 from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import TokenLogprobs, Usage
-from tokloom.sdk import Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
+from tokloom.sdk import GrammarSpec, Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
 
 
 def compose(
@@ -81,6 +81,11 @@ def start(composition: Composition) -> EngineCore:
     """An engine whose memory is poisoned. The layout is the one the small pools were given."""
     composition = attrs.evolve(composition, layout=composition.context.layout)
     return EngineCore(composition, poison_pools=True)
+
+
+def parity(count: str) -> GrammarSpec:
+    """That tokens alternate between even and odd, `count` of them."""
+    return GrammarSpec("x-tokloom.parity", count)
 
 
 def request(name: str, prompt: Sequence[int], **options: Any) -> Request:
@@ -259,7 +264,7 @@ def random_requests(rng: random.Random, count: int, *, plain: bool = False) -> l
             options["prompt_logprobs"] = rng.choice([None, None, 1])
             options["logprobs"] = rng.choice([None, 2])
             options["processors"] = rng.choice([(), (), ("shift",)])
-            options["grammar"] = rng.choice([None, None, None, ("parity", "7")])
+            options["grammar"] = rng.choice([None, None, None, parity("7")])
             if rng.random() < 0.1:
                 options.update(task="score", n=1, grammar=None)
         made.append(request(str(index), prompt, **options))
