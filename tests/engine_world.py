@@ -40,6 +40,8 @@ def compose(
     tiers: Sequence[Any] = (),
     observers: Sequence[str] = ("recorder",),
     clock: Clock | None = None,
+    logits: Sequence[str] = ("shift", "parity"),
+    more: Sequence[Any] = (),
     **engine: Any,
 ) -> Composition:
     """A composition of real and double plugins through the real composer; every pool has `pages` pages."""
@@ -60,7 +62,8 @@ def compose(
         max_sequences=sequences,
         max_model_tokens=longest,
         max_draft_tokens=drafts,
-        extra=examples(),
+        logits=logits,
+        extra=[*examples(), *more],
         clock=clock,
         **engine,
     )

@@ -87,21 +87,26 @@ class LLGuidanceFactory:
         with self._building:
             if self._tokenizer is None:
                 source: Any = _Vocabulary(self._text, vocab_size, eos_ids)
-                self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids))
+                self._tokenizer = LLTokenizer(source, n_vocab=len(source.tokens), eos_token=source.ends)
             return self._tokenizer
 
 
 class _Vocabulary:
-    """What llguidance reads of a tokenizer. Ids that the tokenizer does not know have no bytes and are never allowed."""
+    """What llguidance reads of a tokenizer. Ids that the tokenizer does not know have no bytes and are never allowed. It
+    needs an end id: a model without one gets one behind its vocabulary.
+    """
 
     is_tokenizer_wrapper: Final = True
     bos_token_id: Final = None
 
     def __init__(self, text: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._text = text
-        self.eos_token_id = eos_ids[0] if eos_ids else 0
-        self.special_token_ids = sorted({*text.special_ids, *eos_ids})
         self.tokens = [text.token_bytes(token) for token in range(vocab_size)]
+        self.ends = list(eos_ids) or [vocab_size]
+        if not eos_ids:
+            self.tokens.append(b"<end>")
+        self.eos_token_id = self.ends[0]
+        self.special_token_ids = sorted({*text.special_ids, *self.ends})
 
     def __call__(self, text: str) -> list[int]:
         return list(self._text.encode(text, add_special=False))
