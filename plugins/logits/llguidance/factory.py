@@ -76,7 +76,7 @@ class LLGuidanceFactory:
                 remedy="See docs/structured.md for what is supported and its limits",
             )
         nothing = not any(matcher.compute_bitmask())
-        if nothing or matcher.stop_reason().startswith("NoExtension"):
+        if nothing or "NoExtension" in matcher.get_error():
             raise RequestError(f"no text fits the {specification.syntax}", remedy="Loosen it")
         if matcher.is_error():
             raise too_complex(matcher)
