@@ -80,7 +80,7 @@ class StepResult:
     step: int
     spans: tuple[SpanResult, ...]
     ingest: IngestBatch | None = field(default=None, eq=False)
-    masks: MaskTimes = MaskTimes()
+    masks: MaskTimes = field(factory=MaskTimes)
 
 
 class PagesLost(Exception):
@@ -160,7 +160,7 @@ class Runner:
                 drawn, scored = self._draw(plan.spans, step, hidden)
             finally:
                 masks = self.sampler.finish_masks()
-            results = self._settle(plan.spans, step, drawn, scored)
+            results = self._results(plan.spans, step, drawn, scored)
             ingest = self._ingest(plan.spans, step, results, hidden)
             if self.on_device is not None and ingest is not None:
                 self.on_device.after(plan.spans, results, ingest)
@@ -226,7 +226,7 @@ class Runner:
         )
         return self._model.forward(batch, self._attend, self._ops)
 
-    def _settle(
+    def _results(
         self,
         spans: Sequence[Span],
         step: StepRows,
@@ -235,7 +235,7 @@ class Runner:
     ) -> list[SpanResult]:
         places = zip(spans, step.rows.tolist(), step.start.tolist(), step.counts.tolist(), strict=True)
         return [
-            self._settle_span(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
+            self._settle(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
             for b, (span, row, start, count) in enumerate(places)
         ]
 
@@ -284,7 +284,7 @@ class Runner:
         targets: list[int] = self.rows.tokens[row, start + 1 : stop + 1].tolist()
         return targets
 
-    def _settle_span(
+    def _settle(
         self,
         span: Span,
         row: int,

@@ -128,7 +128,5 @@ def _telling() -> list[Offer[Any, Any]]:
         _offer("observer", "recorder", "observers:Recorder", ObserverCaps()),
         _offer("observer", "raising", "observers:Raising", ObserverCaps()),
         _offer("logits", "shift", "logits:Shift", LogitsCaps(role="processor")),
-        _offer(
-            "logits", "parity", "logits:Parity", LogitsCaps(role="grammar"), extras=frozenset({"x-tokloom.parity"})
-        ),
+        _offer("logits", "parity", "logits:Parity", LogitsCaps(role="grammar"), extras=frozenset({"x-tokloom.parity"})),
     ]

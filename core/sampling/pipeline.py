@@ -131,9 +131,12 @@ def _endings(row: Row) -> NDArray[np.int64]:
 def _grammar(masks: Sequence[Mask | None], x: Tensor) -> None:
     which = [i for i, mask in enumerate(masks) if mask is not None]
     if which:
-        allowed = torch.from_numpy(np.stack([mask for mask in masks if mask is not None])).to(x.device)
-        index = torch.tensor(which, device=x.device)
-        x[index] = x[index].masked_fill(~allowed, -torch.inf)
+        forbidden = torch.from_numpy(~np.stack([mask for mask in masks if mask is not None])).to(x.device)
+        if len(which) == len(masks):
+            x.masked_fill_(forbidden, -torch.inf)
+        else:
+            index = torch.tensor(which, device=x.device)
+            x[index] = x[index].masked_fill(forbidden, -torch.inf)
 
 
 def _forbid(x: Tensor, ids: Sequence[NDArray[np.int64]]) -> None:

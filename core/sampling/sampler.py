@@ -15,7 +15,16 @@ from tokloom.core.sampling.pipeline import grammar_fault
 from tokloom.core.sampling.spans import ScoreRows, ScoreSample, SpanRows, SpanSample
 from tokloom.core.sampling.state import Row, SequenceState
 from tokloom.core.sampling.step import Step, model_fault
-from tokloom.sdk import NO_DRAFT, Draft, Grammar, LogitsProcessor, PluginFault, Request, RequestError, SeqId, TokloomError
+from tokloom.sdk import (
+    NO_DRAFT,
+    Draft,
+    Grammar,
+    LogitsProcessor,
+    Request,
+    RequestError,
+    SeqId,
+    TokloomError,
+)
 
 VerifyMode = Literal["match", "rejection"]
 

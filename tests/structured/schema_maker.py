@@ -5,7 +5,24 @@ from collections.abc import Callable
 from typing import Any, Final
 
 Schema = dict[str, Any]
-WORDS: Final = "name age city kind size count tags date note state code unit price owner title level".split()
+WORDS: Final = [
+    "name",
+    "age",
+    "city",
+    "kind",
+    "size",
+    "count",
+    "tags",
+    "date",
+    "note",
+    "state",
+    "code",
+    "unit",
+    "price",
+    "owner",
+    "title",
+    "level",
+]
 FORMATS: Final = ("date", "time", "date-time", "uuid", "ipv4")
 PATTERNS: Final = ("^[a-z]{2,8}$", "^[A-Z]{3}-\\d{3}$", "^(red|green|blue)$", "^\\+?\\d{3,9}$", "^v\\d\\.\\d{1,2}$")
 
@@ -72,9 +89,19 @@ class _Maker:
     def array(self, depth: int) -> Schema:
         if self.chance.random() < 0.3:
             parts = [self.value(depth) for _ in range(self.chance.randint(1, 3))]
-            return {"type": "array", "prefixItems": parts, "items": False, "minItems": self.chance.randint(0, len(parts))}
+            return {
+                "type": "array",
+                "prefixItems": parts,
+                "items": False,
+                "minItems": self.chance.randint(0, len(parts)),
+            }
         low = self.chance.randrange(2)
-        return {"type": "array", "items": self.value(depth), "minItems": low, "maxItems": low + self.chance.randint(1, 2)}
+        return {
+            "type": "array",
+            "items": self.value(depth),
+            "minItems": low,
+            "maxItems": low + self.chance.randint(1, 2),
+        }
 
     def object(self, depth: int) -> Schema:
         names = self.chance.sample(WORDS, self.chance.randint(1, 4 if self.level < 5 else 3))

@@ -16,7 +16,11 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 LEVELS: Final = 10
 EACH: Final = 20
-SETS: Final = {"engine.kv_memory": "256MiB", "engine.max_batch_tokens": 256, "engine.max_model_tokens": 1024}
+SETS: Final[dict[str, Any]] = {
+    "engine.kv_memory": "256MiB",
+    "engine.max_batch_tokens": 256,
+    "engine.max_model_tokens": 1024,
+}
 
 
 def wanted(schema: dict[str, Any], seed: int, **options: Any) -> GenerateRequest:

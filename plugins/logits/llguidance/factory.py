@@ -92,8 +92,8 @@ class LLGuidanceFactory:
 
 
 class _Vocabulary:
-    """What llguidance reads of a tokenizer. Ids that the tokenizer does not know have no bytes and are never allowed. It
-    needs an end id: a model without one gets one behind its vocabulary.
+    """What llguidance reads of a tokenizer. Ids that the tokenizer does not know have no bytes and are never allowed.
+    An end id is needed: a model without one gets one behind its vocabulary.
     """
 
     is_tokenizer_wrapper: Final = True

@@ -12,8 +12,24 @@ from tokloom.sdk import RequestError
 
 #: keywords that say nothing about what is valid
 ANNOTATIONS: Final = frozenset(
-    "$schema $comment title description default examples example deprecated readOnly writeOnly discriminator "
-    "contentEncoding contentMediaType contentSchema externalDocs xml".split()
+    [
+        "$schema",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "discriminator",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "externalDocs",
+        "xml",
+    ]
 )
 #: those that take one schema, a list of schemas, a mapping of names to schemas
 ONE: Final = frozenset({"items", "additionalProperties"})
@@ -21,10 +37,30 @@ MANY: Final = frozenset({"prefixItems", "anyOf", "oneOf", "allOf"})
 NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 #: those whose value holds no schema
 PLAIN: Final = frozenset(
-    "$ref type const enum minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
-    "multipleOf minItems maxItems required minProperties maxProperties".split()
+    [
+        "$ref",
+        "type",
+        "const",
+        "enum",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minItems",
+        "maxItems",
+        "required",
+        "minProperties",
+        "maxProperties",
+    ]
 )
-FORMATS: Final = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
+FORMATS: Final = frozenset(
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"]
+)
 MAX_DEPTH: Final = 64
 MAX_PROPERTIES: Final = 256
 MAX_MULTIPLE: Final = 10_000
@@ -85,7 +121,9 @@ class _Walk:
             elif keyword in MANY:
                 clean[keyword] = [self.schema(one, p, depth + 1) for p, one in _listed(value, f"{place}.{keyword}")]
             elif keyword in NAMED:
-                clean[keyword] = {n: self.schema(one, p, depth + 1) for n, p, one in _named(value, f"{place}.{keyword}")}
+                clean[keyword] = {
+                    n: self.schema(one, p, depth + 1) for n, p, one in _named(value, f"{place}.{keyword}")
+                }
             elif keyword == "uniqueItems" and value is False:
                 continue
             elif keyword in PLAIN:
