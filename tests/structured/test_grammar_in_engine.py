@@ -106,7 +106,8 @@ def test_output_fits_and_is_that_of_plain_decoding(speculator: Any, depth: int) 
         small.core.close()
     assert preempted > 0
     assert hits > 0
-    assert accepted > 0 or speculator is None or speculator["plugin"] == "garbage"
+    drafts = speculator is not None and speculator["plugin"] in ("oracle", "on-device")
+    assert accepted > 0 or not drafts
 
 
 def test_what_add_compiled_is_not_compiled_again() -> None:

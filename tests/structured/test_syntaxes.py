@@ -156,6 +156,27 @@ REFUSED: Final[dict[str, tuple[str, str, str]]] = {
     "a missing definition": ("json_schema", '{"$ref":"#/$defs/n"}', "does not exist"),
     "another document": ("json_schema", '{"$ref":"http://a.b/c"}', "leaves the schema"),
     "overlapping alternatives": ("json_schema", '{"oneOf":[{"type":"integer"},{"type":"number"}]}', "oneOf"),
+    "sixty patterns at once": (
+        "json_schema",
+        json.dumps({"allOf": [{"type": "string", "pattern": f".*a{i}.*b.*c{i}"} for i in range(60)]}),
+        "60 patterns and formats may have to hold",
+    ),
+    "nine patterns through references": (
+        "json_schema",
+        json.dumps(
+            {
+                "$defs": {f"d{i}": {"pattern": f"a.*{i}", "$ref": f"#/$defs/d{i + 1}"} for i in range(8)}
+                | {"d8": {"pattern": "b"}},
+                "$ref": "#/$defs/d0",
+            }
+        ),
+        "9 patterns and formats may have to hold",
+    ),
+    "nine patterns of one property": (
+        "json_schema",
+        json.dumps({"allOf": [{"properties": {"a": {"pattern": f"a.*{i}"}}} for i in range(9)]}),
+        "9 patterns and formats may have to hold",
+    ),
     "a pattern that looks around": ("json_schema", '{"type":"string","pattern":"(?=a)b"}', "look-around"),
     "a broken pattern": ("json_schema", '{"type":"string","pattern":"["}', "unclosed"),
     "a broken expression": ("regex", "(a", "the regex is not accepted"),
@@ -179,6 +200,12 @@ def test_what_cannot_be_honoured_is_refused_with_the_reason(name: str) -> None:
         start(factory(), syntax, text)
     assert caught.value.remedy
     assert len(str(caught.value)) < 600
+
+
+def test_many_patterns_apart_are_taken() -> None:
+    schema = {"properties": {f"p{i}": {"anyOf": [{"pattern": "a+"}, {"$ref": "#"}]} for i in range(100)}}
+    start(GIVEN, "json_schema", json.dumps(schema))
+    start(GIVEN, "json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f"a{i}?"} for i in range(2)]}))
 
 
 HARD: Final[dict[str, tuple[str, str]]] = {

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
+from tokloom.plugins.logits.llguidance.overlaps import check_overlaps
 from tokloom.sdk import RequestError
 
 #: keywords that say nothing about what is valid
@@ -99,6 +100,7 @@ def check_schema(schema: Any) -> dict[str, Any]:
         _refuse(f"the schema is {_shown(schema)}", "Give an object")
     clean = _Walk().schema(schema, "$", 0)
     assert isinstance(clean, dict)
+    check_overlaps(clean)
     return clean
 
 
