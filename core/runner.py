@@ -152,10 +152,10 @@ class Runner:
             only_decode = plan.num_decode == len(plan.spans)
             drafts = [NO_DRAFT] * plan.num_decode if only_decode else [self._draft(span) for span in plan.spans]
             step = flatten(self.rows, plan.spans, drafts, plan.num_decode, plan.num_verify)
-            self.sampler.start_masks(
-                [(span.seq_id, draft) for span, draft in zip(plan.spans, step.drafts, strict=True) if span.samples]
-            )
             try:
+                self.sampler.start_masks(
+                    (span.seq_id, draft) for span, draft in zip(plan.spans, step.drafts, strict=True) if span.samples
+                )
                 hidden = self._forward(plan.step, step)
                 drawn, scored = self._draw(plan.spans, step, hidden)
             finally:

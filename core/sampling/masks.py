@@ -27,6 +27,9 @@ class MaskTimes:
     waited: float = 0.0
 
 
+NO_MASKS: Final = MaskTimes()
+
+
 class MaskWorkers:
     """Between `start` and `finish` of a step the grammars that were given belong to the workers; one of them has all
     rows of a sequence, so a grammar is never used by two threads at once. Nothing runs outside of that: no thread
@@ -75,7 +78,8 @@ class MaskWorkers:
 
     def finish(self) -> MaskTimes:
         """The step is over, whether or not it got to its logits: the grammars belong to the loop thread again."""
-        self.answers()
+        if not self.answers():
+            return NO_MASKS
         times = MaskTimes(self._spent, self._waited)
         self._answers = {}
         self._spent = self._waited = 0.0

@@ -1,6 +1,6 @@
 """Sampler: tokens from the logits of one step, with drafts verified; all sequences of one engine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -164,7 +164,7 @@ class Sampler:
         seed = self._states[seq_id].seed
         return self._book.draw(seq_id, seed, depth, position, q_logits, self._vocab_size)
 
-    def start_masks(self, drafts: Sequence[tuple[SeqId, Draft]]) -> None:
+    def start_masks(self, drafts: Iterable[tuple[SeqId, Draft]]) -> None:
         """Let worker threads make the masks of the rows that `sample` will be asked for: of each sequence the root and
         its draft's nodes. Sequences without a grammar are ignored. Until `finish_masks`, which must follow whatever
         happens, only `sample` may be called.
