@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, EntryPoint, distributions
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import attrs
 import pluggy
@@ -22,6 +22,7 @@ from tokloom.sdk import (
     CodecCaps,
     CompositionError,
     ConnectorCaps,
+    GrammarSyntax,
     Kind,
     LogitsCaps,
     ModelCaps,
@@ -297,7 +298,7 @@ _CHOICES: Final[dict[str, dict[str, frozenset[str]]]] = {
     "codec": {"equivalence": frozenset({"position", "stepwise"})},
     "scheduler": {"head_of_line": frozenset({"strict", "skip"})},
     "speculator": {"placement": frozenset({"host", "device"})},
-    "logits": {"role": frozenset({"processor", "grammar"})},
+    "logits": {"role": frozenset({"processor", "grammar"}), "syntaxes": frozenset(get_args(GrammarSyntax))},
 }
 
 

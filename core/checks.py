@@ -79,9 +79,9 @@ class Checks:
             self.fail(field, value, f"text in whole characters; character {error.start} is half of one")
         return str(value)
 
-    def texts(self, field: str, values: object, exactly: int | None = None) -> tuple[str, ...]:
-        wanted = "a tuple of strings" if exactly is None else f"a tuple of {exactly} strings"
+    def texts(self, field: str, values: object) -> tuple[str, ...]:
+        wanted = "a tuple of strings"
         items = self.items(field, values, wanted)
-        if not all(isinstance(item, str) for item in items) or (exactly is not None and len(items) != exactly):
+        if not all(isinstance(item, str) for item in items):
             self.fail(field, values, wanted)
         return tuple(self.text(field, item) for item in items)

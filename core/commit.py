@@ -301,6 +301,8 @@ class Committer:
             hit_tokens=fresh[1],
             tier_tokens=fresh[2],
             faults=fresh[3],
+            mask_seconds=result.masks.spent,
+            mask_wait_seconds=result.masks.waited,
             kv=state.allocator.stats(),
             tiers=state.tiers.report(),
         )

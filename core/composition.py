@@ -48,6 +48,7 @@ class Part(Generic[P, C]):
     Attributes:
         kind, name: as in the profile; `name` without its distribution.
         distribution, version: where it was installed from.
+        extras: the offer's own capability names, `x-DIST.name`.
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class Part(Generic[P, C]):
     version: str
     plugin: P = field(repr=False)
     caps: C = field(repr=False)
+    extras: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def id(self) -> str:
@@ -115,6 +117,7 @@ class Composition:
         needs: what the speculator asked for; empty without one.
         processors, grammars: logits plugins that requests may name.
         adapters: by the names that callers use; several names may have one digest.
+        syntaxes: of grammars -> the offers that take it, in the order of the profile.
     """
 
     settings: EngineSettings
@@ -138,6 +141,7 @@ class Composition:
     processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     grammars: Mapping[str, GrammarFactory] = field(factory=dict)
     adapters: Mapping[str, Adapter] = field(factory=dict)
+    syntaxes: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
     @property
     def verify(self) -> Part[AttentionKernel, AttentionCaps]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tokloom.core.logs import get_logger
-from tokloom.sdk import DeviceInfo, KVLayout, Limits, Logger, ModelSpec, PageAccess, PluginFault, SeqId
+from tokloom.sdk import DeviceInfo, KVLayout, Limits, Logger, ModelSpec, PageAccess, PluginFault, SeqId, Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,7 @@ class EngineContext:
         dtype: str,
         limits: Limits,
         model: ModelSpec | None = None,
+        tokenizer: Tokenizer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._device = device
@@ -35,6 +36,7 @@ class EngineContext:
         self._limits = limits
         self._now = now
         self._model = model
+        self._tokenizer = tokenizer
         self._layout: KVLayout | None = None
         self._pages: PageAccess | None = None
         self._sample_draft: DraftSampler | None = None
@@ -42,9 +44,10 @@ class EngineContext:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._woken = threading.Event()
 
-    def bind_model(self, model: ModelSpec, limits: Limits) -> None:
+    def bind_model(self, model: ModelSpec, tokenizer: Tokenizer | None, limits: Limits) -> None:
         """The model is open: its dtype and the limits that follow from it replace what the profile says."""
         self._model = model
+        self._tokenizer = tokenizer
         self._dtype = model.dtype
         self._limits = limits
 
@@ -73,6 +76,11 @@ class EngineContext:
     @property
     def model(self) -> ModelSpec:
         return _bound(self._model, "model", "the model is opened")
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        _bound(self._model, "tokenizer", "the model is opened")
+        return self._tokenizer
 
     @property
     def layout(self) -> KVLayout:

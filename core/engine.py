@@ -295,6 +295,7 @@ class EngineCore:
             self.state.finish(seq, "abort")
         self.state.events.clear()
         self.state.tiers.close()
+        self.runner.close()
         for part in self.composition.observers:
             try:
                 part.plugin.close()

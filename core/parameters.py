@@ -7,7 +7,7 @@ import attrs
 
 from tokloom.core.checks import Checks
 from tokloom.core.shown import shown
-from tokloom.sdk import SamplingParams
+from tokloom.sdk import GrammarSpec, SamplingParams
 
 MAX_CHILDREN: Final = 128
 MAX_LOGPROBS: Final = 20
@@ -40,8 +40,18 @@ def validate(params: SamplingParams, vocab_size: int, subject: str = "") -> Samp
     found["ignore_eos"] = clean.flag("ignore_eos", params.ignore_eos)
     found["processors"] = clean.texts("processors", params.processors)
     if params.grammar is not None:
-        found["grammar"] = clean.texts("grammar", params.grammar, exactly=2)
+        found["grammar"] = _grammar(params.grammar, clean)
     return attrs.evolve(params, **found)
+
+
+def _grammar(given: object, clean: "Checks") -> GrammarSpec:
+    if not isinstance(given, GrammarSpec):
+        clean.fail("grammar", given, "a GrammarSpec, or None")
+    return GrammarSpec(
+        clean.text("grammar.syntax", given.syntax),
+        clean.text("grammar.text", given.text),
+        clean.text("grammar.offer", given.offer),
+    )
 
 
 def _numbers(params: SamplingParams, clean: "Checks") -> dict[str, Any]:

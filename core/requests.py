@@ -10,6 +10,7 @@ from tokloom.core.parameters import validate
 from tokloom.core.shown import shown
 from tokloom.sdk import (
     ContextLengthError,
+    GrammarSpec,
     ModelSpec,
     Objectives,
     PluginFault,
@@ -60,7 +61,7 @@ def admissible(request: Request, composition: "Composition") -> Request:
             subject=subject,
             remedy="Shorten the prompt, or raise engine.max_model_tokens if the model allows it",
         )
-    _check_plugins(sampling, composition, subject)
+    sampling = _check_plugins(sampling, composition, subject)
     return attrs.evolve(
         request,
         request_id=request_id,
@@ -158,26 +159,42 @@ def _scope(given: object, adapters: "Mapping[str, Adapter]", checks: Checks) -> 
     )
 
 
-def _check_plugins(sampling: SamplingParams, composition: "Composition", subject: str) -> None:
+def _check_plugins(sampling: SamplingParams, composition: "Composition", subject: str) -> SamplingParams:
+    """With the offer of the grammar named, and its specification tried."""
     for name in sampling.processors:
         if name not in composition.processors:
             raise _not_allowed("processors", "logits processor", name, sorted(composition.processors), subject)
     if sampling.grammar is None:
-        return
-    name, specification = sampling.grammar
-    if name not in composition.grammars:
-        raise _not_allowed("grammar", "grammar", name, sorted(composition.grammars), subject)
+        return sampling
+    wanted = attrs.evolve(sampling.grammar, offer=_grammar_offer(sampling.grammar, composition, subject))
     spec = composition.model.spec
     try:
-        composition.grammars[name].start(specification, spec.vocab_size, spec.eos_ids)
+        composition.grammars[wanted.offer].start(wanted, spec.vocab_size, spec.eos_ids)
     except RequestError as error:
         raise RequestError(
             f"grammar: {error.message}",
             subject=subject,
-            remedy=error.remedy or f"Give {shown(name)} a specification that it takes",
+            remedy=error.remedy or f"Give {shown(wanted.offer)} a specification that it takes",
         ) from error
     except Exception as error:
-        raise PluginFault(f"start raised {type(error).__name__}: {error}", subject=f"logits.{name}") from error
+        raise PluginFault(f"start raised {type(error).__name__}: {error}", subject=f"logits.{wanted.offer}") from error
+    return attrs.evolve(sampling, grammar=wanted)
+
+
+def _grammar_offer(wanted: GrammarSpec, composition: "Composition", subject: str) -> str:
+    """The offer that a specification names, or the first that takes its syntax."""
+    if wanted.offer and wanted.offer not in composition.grammars:
+        raise _not_allowed("grammar", "grammar", wanted.offer, sorted(composition.grammars), subject)
+    takers = composition.syntaxes.get(wanted.syntax, ())
+    if takers and (not wanted.offer or wanted.offer in takers):
+        return wanted.offer or takers[0]
+    who = shown(wanted.offer) if wanted.offer else "no grammar that the profile allows"
+    allowed = [syntax for syntax, names in composition.syntaxes.items() if not wanted.offer or wanted.offer in names]
+    raise RequestError(
+        f"grammar: {who} takes {'no ' if wanted.offer else ''}syntax {shown(wanted.syntax)}",
+        subject=subject,
+        remedy=f"Allowed: {', '.join(sorted(allowed)) or 'none'}",
+    )
 
 
 def _not_allowed(field: str, what: str, name: str, allowed: Sequence[str], subject: str) -> RequestError:

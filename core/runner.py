@@ -17,7 +17,17 @@ from tokloom.core.plan import RowBegin, Span, StepPlan
 from tokloom.core.pooling import pool
 from tokloom.core.pools import PagePools
 from tokloom.core.rows import Rows
-from tokloom.core.sampling import Sampler, ScoreRows, ScoreSample, SpanRows, SpanSample, TokenLogprobs, stream, uniform
+from tokloom.core.sampling import (
+    MaskTimes,
+    Sampler,
+    ScoreRows,
+    ScoreSample,
+    SpanRows,
+    SpanSample,
+    TokenLogprobs,
+    stream,
+    uniform,
+)
 from tokloom.core.sequence import Sequence as CoreSequence
 from tokloom.core.speculation import DeviceSpeculation
 from tokloom.sdk import (
@@ -27,6 +37,7 @@ from tokloom.sdk import (
     DraftPages,
     ForwardBatch,
     Grammar,
+    GrammarSpec,
     GroupId,
     Hidden,
     IngestBatch,
@@ -68,11 +79,12 @@ class SpanResult:
 
 @frozen
 class StepResult:
-    """Results in the order of the plan's spans, and the committed rows for a host speculator."""
+    """Results in the order of the plan's spans, the committed rows for a host speculator, and what masks took."""
 
     step: int
     spans: tuple[SpanResult, ...]
     ingest: IngestBatch | None = field(default=None, eq=False)
+    masks: MaskTimes = field(factory=MaskTimes)
 
 
 class PagesLost(Exception):
@@ -95,7 +107,7 @@ class Runner:
         spec = composition.model.spec
         mode = "rejection" if settings.verification == "rejection" else "match"
         block = {} if composition.device.is_host else {"block_elements": 0}
-        self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode, **block)  # type: ignore[arg-type]
+        self.sampler = Sampler(spec.vocab_size, spec.eos_ids, mode, threads=settings.threads, **block)  # type: ignore[arg-type]
         self._attend = Attend(composition, self.rows, pools)
         self.graphs = DecodeGraphs(composition, model, self.rows, self._attend)
         self._live: dict[SeqId, CoreSequence] = {}
@@ -121,6 +133,10 @@ class Runner:
         if not self._begins[seq_id]:
             del self._begins[seq_id], self._live[seq_id]
 
+    def close(self) -> None:
+        """End the threads that make masks; nothing is in flight."""
+        self.sampler.close()
+
     def launch(self, plan: StepPlan) -> Handle[StepResult]:
         """Queue a step."""
         return self._device.stream.submit(lambda: self._execute(plan))
@@ -140,13 +156,22 @@ class Runner:
             only_decode = plan.num_decode == len(plan.spans)
             drafts = [NO_DRAFT] * plan.num_decode if only_decode else [self._draft(span) for span in plan.spans]
             step = flatten(self.rows, plan.spans, drafts, plan.num_decode, plan.num_verify)
-            hidden = self._forward(plan.step, step, self._adapter_rows(plan.spans, step))
-            results = self._sample(plan.spans, step, hidden)
+            try:
+                self.sampler.start_masks(
+                    (span.seq_id, draft) for span, draft in zip(plan.spans, step.drafts, strict=True) if span.samples
+                )
+                hidden = self._forward(plan.step, step, self._adapter_rows(plan.spans, step))
+                drawn, scored = self._draw(plan.spans, step, hidden)
+            finally:
+                masks = self.sampler.finish_masks()
+            results = self._results(plan.spans, step, drawn, scored)
+            for b, total in pool(plan.spans, step, hidden.last).items():
+                results[b] = evolve(results[b], pooled=total)
             ingest = self._ingest(plan.spans, step, results, hidden)
             if self.on_device is not None and ingest is not None:
                 self.on_device.after(plan.spans, results, ingest)
                 ingest = None
-            return StepResult(plan.step, tuple(results), ingest)
+            return StepResult(plan.step, tuple(results), ingest, masks)
 
     def _end(self, seq_ids: Sequence[SeqId]) -> None:
         for seq_id in self.rows.end(seq_ids):
@@ -182,11 +207,11 @@ class Runner:
         if self.on_device is not None:
             self.on_device.begin(seq, begin)
 
-    def _grammar(self, wanted: tuple[str, str] | None) -> Grammar | None:
+    def _grammar(self, wanted: GrammarSpec | None) -> Grammar | None:
         if wanted is None:
             return None
         spec = self._composition.model.spec
-        return self._composition.grammars[wanted[0]].start(wanted[1], spec.vocab_size, spec.eos_ids)
+        return self._composition.grammars[wanted.offer].start(wanted, spec.vocab_size, spec.eos_ids)
 
     def _draft(self, span: Span) -> Draft:
         if span.drafts is None:
@@ -213,19 +238,18 @@ class Runner:
         )
         return self._model.forward(batch, self._attend, self._ops)
 
-    def _sample(self, spans: Sequence[Span], step: StepRows, hidden: Hidden) -> list[SpanResult]:
-        wanted = _wanted_rows(spans, step)
-        logits = self._logits(hidden, wanted)
-        drawn, scored = self._draw(spans, step, wanted, logits)
-        pooled = pool(spans, step, hidden.last)
+    def _results(
+        self,
+        spans: Sequence[Span],
+        step: StepRows,
+        drawn: Mapping[int, SpanSample],
+        scored: Mapping[int, ScoreSample],
+    ) -> list[SpanResult]:
         places = zip(spans, step.rows.tolist(), step.start.tolist(), step.counts.tolist(), strict=True)
-        results = [
+        return [
             self._settle(span, row, start, count, step.drafts[b], drawn.get(b), scored.get(b))
             for b, (span, row, start, count) in enumerate(places)
         ]
-        for b, total in pooled.items():
-            results[b] = evolve(results[b], pooled=total)
-        return results
 
     def _logits(self, hidden: Hidden, wanted: Mapping[int, tuple[int, int]]) -> Tensor | None:
         if not wanted:
@@ -237,8 +261,11 @@ class Runner:
         return self._model.logits(last)
 
     def _draw(
-        self, spans: Sequence[Span], step: StepRows, wanted: Mapping[int, tuple[int, int]], logits: Tensor | None
+        self, spans: Sequence[Span], step: StepRows, hidden: Hidden
     ) -> tuple[dict[int, SpanSample], dict[int, ScoreSample]]:
+        """What each span draws and scores, by its place in the plan."""
+        wanted = _wanted_rows(spans, step)
+        logits = self._logits(hidden, wanted)
         if logits is None:
             return {}, {}
         sampling: dict[int, SpanRows] = {}
@@ -293,7 +320,7 @@ class Runner:
             self.rows.append(row, tokens[0])
             try:
                 ended = self.sampler.commit(span.seq_id, tokens[0])
-            except PluginFault as fault:
+            except TokloomError as fault:
                 error = error or fault
         elif sample is not None and not error:
             ended = True

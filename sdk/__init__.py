@@ -173,6 +173,8 @@ from tokloom.sdk.values.kv import (
     ZeroPage,
 )
 from tokloom.sdk.values.requests import (
+    GrammarSpec,
+    GrammarSyntax,
     Objectives,
     Pooling,
     Request,
@@ -246,6 +248,8 @@ __all__ = [
     "GenerationDefaults",
     "Grammar",
     "GrammarFactory",
+    "GrammarSpec",
+    "GrammarSyntax",
     "GroupId",
     "Health",
     "Hidden",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 from tokloom.sdk.contracts.connector import PageAccess
-from tokloom.sdk.contracts.model import ModelSpec
+from tokloom.sdk.contracts.model import ModelSpec, Tokenizer
 from tokloom.sdk.values.kv import KVLayout
 from tokloom.sdk.values.requests import SeqId
 
@@ -72,6 +72,11 @@ class Context(Protocol):
     @property
     def model(self) -> ModelSpec:
         """The opened model. Raises PluginFault inside the factories of kind `model`, where there is none yet."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The opened model's, None if it has none. Raises PluginFault where `model` does."""
         ...
 
     @property

@@ -80,7 +80,8 @@ class Offer(Generic[ConfigT, PluginT]):
         config: frozen attrs class of the options; unknown keys in a profile are errors.
         contract: the contract version the plugin was written for, for example `"0.1"`.
         summary: one line for `tokloom plugins`.
-        extras: third-party capability names `x-DIST.name`; shown, never required by the core.
+        extras: third-party capability names `x-DIST.name`; shown, never required by the core. Those of a grammar are
+            syntaxes that requests may name.
     """
 
     kind: Kind

@@ -21,7 +21,7 @@ from tokloom.conformance.doubles.tagged import VOCAB as VOCAB
 from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import TokenLogprobs, Usage
-from tokloom.sdk import Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
+from tokloom.sdk import GrammarSpec, Pool, Request, SamplingParams, Scope, TokenSegment, TokloomError
 
 #: adapters of the tagged model, any file is one: two names have the same content
 _FOLDER = Path(__file__).parent / "tagged_adapters"
@@ -49,6 +49,8 @@ def compose(
     adapters: Mapping[str, str] | None = None,
     observers: Sequence[str] = ("recorder",),
     clock: Clock | None = None,
+    logits: Sequence[str] = ("shift", "parity"),
+    more: Sequence[Any] = (),
     **engine: Any,
 ) -> Composition:
     """A composition of real and double plugins through the real composer; every pool has `pages` pages."""
@@ -70,7 +72,8 @@ def compose(
         max_sequences=sequences,
         max_model_tokens=longest,
         max_draft_tokens=drafts,
-        extra=examples(),
+        logits=logits,
+        extra=[*examples(), *more],
         clock=clock,
         **engine,
     )
@@ -91,6 +94,11 @@ def start(composition: Composition) -> EngineCore:
     """An engine whose memory is poisoned. The layout is the one the small pools were given."""
     composition = attrs.evolve(composition, layout=composition.context.layout)
     return EngineCore(composition, poison_pools=True)
+
+
+def parity(count: str) -> GrammarSpec:
+    """That tokens alternate between even and odd, `count` of them."""
+    return GrammarSpec("x-tokloom.parity", count)
 
 
 def request(name: str, prompt: Sequence[int], **options: Any) -> Request:
@@ -294,7 +302,7 @@ def random_requests(rng: random.Random, count: int, *, plain: bool = False) -> l
             options["prompt_logprobs"] = rng.choice([None, None, 1])
             options["logprobs"] = rng.choice([None, 2])
             options["processors"] = rng.choice([(), (), ("shift",)])
-            options["grammar"] = rng.choice([None, None, None, ("parity", "7")])
+            options["grammar"] = rng.choice([None, None, None, parity("7")])
             if rng.random() < 0.1:
                 options.update(task="score", n=1, grammar=None)
             own = random.Random(f"{index} {prompt}")

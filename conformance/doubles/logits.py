@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokloom.sdk import Context, LogitsRow, NoOptions, RequestError
+from tokloom.sdk import Context, GrammarSpec, LogitsRow, NoOptions, RequestError
 
 
 class Shift:
@@ -23,8 +23,12 @@ class Shift:
         return logits
 
 
+#: how a `GrammarSpec` calls the syntax of `Parity`
+PARITY_SYNTAX = "x-tokloom.parity"
+
+
 class Parity:
-    """Grammar: tokens alternate between even and odd; `specification` is how many follow before the end.
+    """Grammar: tokens alternate between even and odd; the specification is how many follow before the end.
 
     Counts the grammars it started, and the tokens they took and undid together.
     """
@@ -32,11 +36,11 @@ class Parity:
     def __init__(self, options: NoOptions, context: Context) -> None:
         self.started = self.advanced = self.undone = 0
 
-    def start(self, specification: str, vocab_size: int, eos_ids: Sequence[int]) -> "ParityState":
-        if not specification.isdigit():
-            raise RequestError(f"parity takes a number, not {specification!r}", subject="grammar")
+    def start(self, specification: GrammarSpec, vocab_size: int, eos_ids: Sequence[int]) -> "ParityState":
+        if not specification.text.isdigit():
+            raise RequestError(f"parity takes a number, not {specification.text!r}", subject="grammar")
         self.started += 1
-        return ParityState(self, int(specification), vocab_size)
+        return ParityState(self, int(specification.text), vocab_size)
 
 
 class ParityState:

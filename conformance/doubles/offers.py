@@ -42,7 +42,9 @@ class TagOptions:
     positions: bool = True
 
 
-def _offer(kind: Any, name: str, target: str, capabilities: Any, config: type = NoOptions) -> Offer[Any, Any]:
+def _offer(
+    kind: Any, name: str, target: str, capabilities: Any, config: type = NoOptions, extras: frozenset[str] = frozenset()
+) -> Offer[Any, Any]:
     """`target` is `module:class`; the class takes (options, context)."""
     module, _, attribute = target.partition(":")
 
@@ -50,7 +52,14 @@ def _offer(kind: Any, name: str, target: str, capabilities: Any, config: type = 
         return getattr(import_module(f"{_HERE}.{module}"), attribute)(options, context)
 
     return Offer(
-        kind=kind, name=name, contract="0.1", capabilities=capabilities, factory=make, config=config, summary="a double"
+        kind=kind,
+        name=name,
+        contract="0.1",
+        capabilities=capabilities,
+        factory=make,
+        config=config,
+        summary="a double",
+        extras=extras,
     )
 
 
@@ -119,5 +128,5 @@ def _telling() -> list[Offer[Any, Any]]:
         _offer("observer", "recorder", "observers:Recorder", ObserverCaps()),
         _offer("observer", "raising", "observers:Raising", ObserverCaps()),
         _offer("logits", "shift", "logits:Shift", LogitsCaps(role="processor")),
-        _offer("logits", "parity", "logits:Parity", LogitsCaps(role="grammar")),
+        _offer("logits", "parity", "logits:Parity", LogitsCaps(role="grammar"), extras=frozenset({"x-tokloom.parity"})),
     ]

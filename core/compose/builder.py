@@ -111,7 +111,15 @@ class Builder:
         if problems or options is None:
             raise ProfileProblems(problems)
         plugin = _call_factory(resolved, options, context)
-        part: AnyPart = Part(offer.kind, offer.name, listed.distribution, listed.version, plugin, offer.capabilities)
+        part: AnyPart = Part(
+            offer.kind,
+            offer.name,
+            listed.distribution,
+            listed.version,
+            plugin,
+            offer.capabilities,
+            frozenset(offer.extras),
+        )
         if offer.kind in CLOSED_KINDS:
             self._open.append(part)
         return Made(section, resolved, options, part)

@@ -96,7 +96,7 @@ class Composer:
         caps, spec = family.caps, model.spec
         adapters = open_adapters(profile, family, model)
         settings = self._settings(device, spec)
-        context.bind_model(spec, self._limits(settings))
+        context.bind_model(spec, model.tokenizer, self._limits(settings))
         self._note_engine(device, spec, settings)
         base = self._negotiate(context, settings, caps, spec)
         speculator, needs, groups = self._speculator(context, base)
@@ -194,12 +194,16 @@ class Composer:
     def _logits(self, context: EngineContext) -> dict[str, dict[str, Any]]:
         parts = self._builder.optional(self.profile.logits, "logits", context)
         found: dict[str, dict[str, Any]] = {"processors": {}, "grammars": {}}
+        syntaxes: dict[str, tuple[str, ...]] = {}
         for part in parts:
             table = found["processors" if part.caps.role == "processor" else "grammars"]
             if part.name in table:
                 self._refuse_twin(part)
             table[part.name] = part.plugin
-        return found
+            if part.caps.role == "grammar":
+                for syntax in sorted({*part.caps.syntaxes, *part.extras}):
+                    syntaxes[syntax] = (*syntaxes.get(syntax, ()), part.name)
+        return {**found, "syntaxes": syntaxes}
 
     def _refuse_twin(self, part: AnyPart) -> None:
         def named(section: PluginSection) -> bool:

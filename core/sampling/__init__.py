@@ -3,6 +3,7 @@
 from tokloom.core.parameters import validate
 from tokloom.core.sampling.controller import AdaptiveK, ControllerOptions
 from tokloom.core.sampling.logprobs import TokenLogprobs
+from tokloom.core.sampling.masks import MaskTimes
 from tokloom.core.sampling.rng import derive, stream, uniform, uniforms
 from tokloom.core.sampling.sampler import Sampler, VerifyMode
 from tokloom.core.sampling.spans import ScoreRows, ScoreSample, SpanRows, SpanSample
@@ -10,6 +11,7 @@ from tokloom.core.sampling.spans import ScoreRows, ScoreSample, SpanRows, SpanSa
 __all__ = [
     "AdaptiveK",
     "ControllerOptions",
+    "MaskTimes",
     "Sampler",
     "ScoreRows",
     "ScoreSample",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokloom.core.sampling.state import Row
-from tokloom.sdk import LogitsProcessor, LogitsRow, PluginFault, TokloomError
+from tokloom.sdk import LogitsProcessor, LogitsRow, PluginFault, RequestError, TokloomError
 
 Faults = dict[int, TokloomError]
 Mask = NDArray[np.bool_]
@@ -131,9 +131,12 @@ def _endings(row: Row) -> NDArray[np.int64]:
 def _grammar(masks: Sequence[Mask | None], x: Tensor) -> None:
     which = [i for i, mask in enumerate(masks) if mask is not None]
     if which:
-        allowed = torch.from_numpy(np.stack([mask for mask in masks if mask is not None])).to(x.device)
-        index = torch.tensor(which, device=x.device)
-        x[index] = x[index].masked_fill(~allowed, -torch.inf)
+        forbidden = torch.from_numpy(~np.stack([mask for mask in masks if mask is not None])).to(x.device)
+        if len(which) == len(masks):
+            x.masked_fill_(forbidden, -torch.inf)
+        else:
+            index = torch.tensor(which, device=x.device)
+            x[index] = x[index].masked_fill(forbidden, -torch.inf)
 
 
 def _forbid(x: Tensor, ids: Sequence[NDArray[np.int64]]) -> None:
@@ -168,7 +171,8 @@ def view_grammar(row: Row, tokens: Sequence[int], parents: Sequence[int], vocab_
     """Walk the tree with the root row's grammar and roll it back. Row i + 1 follows node i.
 
     Raises:
-        PluginFault: the grammar raised, or a mask has the wrong shape.
+        RequestError: the grammar raised it: the specification asks too much.
+        PluginFault: the grammar raised something else, or a mask has the wrong shape.
     """
     grammar = row.state.grammar
     assert grammar is not None
@@ -207,6 +211,8 @@ def view_grammar(row: Row, tokens: Sequence[int], parents: Sequence[int], vocab_
         for node in range(len(tokens)):
             enter(node)
         _rollback(grammar.rollback, len(walk))
+    except RequestError:
+        raise
     except Exception as error:
         raise grammar_fault(row, error) from error
     return GrammarView(tuple(masks), frozenset(over), frozenset(refused))
@@ -215,7 +221,7 @@ def view_grammar(row: Row, tokens: Sequence[int], parents: Sequence[int], vocab_
 def grammar_fault(row: Row, error: Exception | str) -> PluginFault:
     """The fault of a row's grammar."""
     request = row.state.request
-    name = request.sampling.grammar[0] if request.sampling.grammar else "grammar"
+    name = request.sampling.grammar.offer if request.sampling.grammar else "grammar"
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return PluginFault(
         f"the grammar of sequence {row.state.seq_id} (request {request.request_id!r}) failed: {text}",

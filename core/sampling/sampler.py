@@ -1,6 +1,6 @@
 """Sampler: tokens from the logits of one step, with drafts verified; all sequences of one engine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,18 +10,29 @@ from torch import Tensor
 from tokloom.core.sampling import rng
 from tokloom.core.sampling.drafts import DraftBook, clean
 from tokloom.core.sampling.logprobs import token_logprobs
+from tokloom.core.sampling.masks import MaskTimes, MaskWorkers
 from tokloom.core.sampling.pipeline import grammar_fault
 from tokloom.core.sampling.spans import ScoreRows, ScoreSample, SpanRows, SpanSample
 from tokloom.core.sampling.state import Row, SequenceState
 from tokloom.core.sampling.step import Step, model_fault
-from tokloom.sdk import NO_DRAFT, Draft, Grammar, LogitsProcessor, PluginFault, Request, SeqId
+from tokloom.sdk import (
+    NO_DRAFT,
+    Draft,
+    Grammar,
+    LogitsProcessor,
+    Request,
+    RequestError,
+    SeqId,
+    TokloomError,
+)
 
 VerifyMode = Literal["match", "rejection"]
 
 
 class Sampler:
     """Call order for a sequence: `begin`; per step `sample` with its span, then `commit` with what stands of the
-    tokens; `end` once. Nothing else is needed after a preemption or a fork: `begin` with the tokens so far.
+    tokens; `end` once. Nothing else is needed after a preemption or a fork: `begin` with the tokens so far. Around the
+    `sample` of a step that has sequences under a grammar: `start_masks`, `finish_masks`.
 
     Args:
         vocab_size: V.
@@ -30,6 +41,7 @@ class Sampler:
             `match` ignores them (equal token by token). Drafts without laws, and greedy sequences, are matched.
         block_elements: rows are drawn in blocks of about this many logits, so that intermediate results stay in a
             processor's cache; 0: all at once, as an accelerator wants it. No result depends on it.
+        threads: host threads that may make grammars' masks.
     """
 
     def __init__(
@@ -38,12 +50,15 @@ class Sampler:
         eos_ids: Sequence[int] = (),
         mode: VerifyMode = "match",
         block_elements: int = 1 << 18,
+        threads: int = 1,
     ) -> None:
         self._block = block_elements
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
         self._mode: VerifyMode = mode
         self._states: dict[SeqId, SequenceState] = {}
+        self._constrained: set[SeqId] = set()
+        self._masks = MaskWorkers(threads, vocab_size)
         self._book = DraftBook()
 
     def begin(
@@ -68,6 +83,7 @@ class Sampler:
 
         Raises:
             PluginFault: the grammar refuses the output that was drawn under it.
+            RequestError: the grammar raised it.
         """
         assert seq_id not in self._states
         state = SequenceState(
@@ -83,15 +99,18 @@ class Sampler:
         )
         state.siblings = tuple(rng.derive(seed, c) for c in range(request.sampling.n)) if child == 0 else ()
         self._states[seq_id] = state
+        if grammar is not None:
+            self._constrained.add(seq_id)
         try:
             self.commit(seq_id, tuple(tokens)[num_prompt:])
-        except PluginFault:
+        except TokloomError:
             self.end(seq_id)
             raise
 
     def end(self, seq_id: SeqId) -> None:
         """The sequence is gone. Unknown ids are ignored, so that a sequence which never began can end."""
         self._states.pop(seq_id, None)
+        self._constrained.discard(seq_id)
         self._book.end(seq_id)
 
     def __len__(self) -> int:
@@ -103,6 +122,7 @@ class Sampler:
 
         Raises:
             PluginFault: the grammar refuses a token that its mask allowed.
+            RequestError: the grammar raised it.
         """
         state = self._states[seq_id]
         grammar = state.grammar
@@ -113,6 +133,8 @@ class Sampler:
             try:
                 taken = grammar.advance(token)
                 ended = grammar.terminated
+            except RequestError:
+                raise
             except Exception as error:
                 raise grammar_fault(row, error) from error
             if not taken and token not in state.closing:
@@ -142,10 +164,29 @@ class Sampler:
         seed = self._states[seq_id].seed
         return self._book.draw(seq_id, seed, depth, position, q_logits, self._vocab_size)
 
+    def start_masks(self, drafts: Iterable[tuple[SeqId, Draft]]) -> None:
+        """Let worker threads make the masks of the rows that `sample` will be asked for: of each sequence the root and
+        its draft's nodes. Sequences without a grammar are ignored. Until `finish_masks`, which must follow whatever
+        happens, only `sample` may be called.
+        """
+        if not self._constrained:
+            return
+        wanted = [(self._states[seq_id], draft) for seq_id, draft in drafts if seq_id in self._constrained]
+        if wanted:
+            self._masks.start(wanted)
+
+    def finish_masks(self) -> MaskTimes:
+        """Wait until no worker uses a grammar any more; what the masks took."""
+        return self._masks.finish()
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._masks.close()
+
     def sample(self, spans: Sequence[SpanRows], logits: Tensor) -> list[SpanSample]:
         """Draw and verify. `logits` `[R, V]` float32 or float64 are left unchanged; rows in no span are ignored."""
         assert all(span.samples == 1 or not span.draft.tokens for span in spans)
-        step = Step(logits, [self._states[span.seq_id] for span in spans], spans, self._block)
+        step = Step(logits, [self._states[span.seq_id] for span in spans], spans, self._masks.answers(), self._block)
         if not self._book and all(s.simple and not x.draft.tokens for s, x in zip(step.states, spans, strict=True)):
             return step.greedy()
         plain = [s.greedy and s.plain(len(span.tokens)) for s, span in zip(step.states, spans, strict=True)]

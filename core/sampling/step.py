@@ -1,7 +1,7 @@
 """One step of sampling: from the logits of all spans to the tokens that stand."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,24 +13,31 @@ from tokloom.core.device import largest
 from tokloom.core.sampling import rng
 from tokloom.core.sampling.laws import Filters, draw, law
 from tokloom.core.sampling.logprobs import token_logprobs
-from tokloom.core.sampling.pipeline import Batch, Faults, GrammarView, Mask, grammar_fault, process, view_grammar
+from tokloom.core.sampling.masks import Answer
+from tokloom.core.sampling.pipeline import Batch, Faults, GrammarView, Mask, grammar_fault, process
 from tokloom.core.sampling.spans import SpanRows, SpanSample
 from tokloom.core.sampling.state import Row, SequenceState
 from tokloom.core.sampling.verify import Law, Verdict, verify_match, verify_rejection
-from tokloom.sdk import PluginFault, RequestError, TokloomError
+from tokloom.sdk import PluginFault, RequestError, SeqId, TokloomError
 
 _NOTHING: Final = -1
 
 
 class Step:
-    """One call of `sample`: tokens, laws and faults per row of the logits."""
+    """One call of `sample`: tokens, laws and faults per row of the logits. `answers` are those of all grammars."""
 
     def __init__(
-        self, logits: Tensor, states: Sequence[SequenceState], spans: Sequence[SpanRows], block: int = 0
+        self,
+        logits: Tensor,
+        states: Sequence[SequenceState],
+        spans: Sequence[SpanRows],
+        answers: Mapping[SeqId, Answer],
+        block: int = 0,
     ) -> None:
         self.logits = logits
         self.states = states
         self.spans = spans
+        self._answers = answers
         self._block = block
         self._drawn: dict[int, tuple[int, ...]] = {}
         self._laws: dict[int, Law] = {}
@@ -135,10 +142,9 @@ class Step:
         span = self.spans[member]
         if self.states[member].grammar is None:
             return frozenset(), [None] * len(rows)
-        try:
-            view = view_grammar(rows[0], span.draft.tokens, span.draft.parents, self.logits.shape[1])
-        except PluginFault as fault:
-            self._faults.update(dict.fromkeys(range(span.row_start, span.row_start + len(rows)), fault))
+        view = self._answers[span.seq_id]
+        if isinstance(view, TokloomError):
+            self._faults.update(dict.fromkeys(range(span.row_start, span.row_start + len(rows)), view))
             return frozenset(range(len(rows))), [None] * len(rows)
         self._grammars[member] = view
         return view.over, view.masks

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import frozen
 
-from tokloom.sdk.values.requests import Request
+from tokloom.sdk.values.requests import GrammarSpec, GrammarSyntax, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class LogitsCaps:
-    """`processor`: the plugin is a LogitsProcessor; `grammar`: a GrammarFactory."""
+    """What a logits plugin is.
+
+    Attributes:
+        role: `processor`: a LogitsProcessor; `grammar`: a GrammarFactory.
+        syntaxes: what a grammar's specifications may be written in. Its own syntaxes stand in the offer's `extras`.
+    """
 
     role: Literal["processor", "grammar"] = "processor"
+    syntaxes: frozenset[GrammarSyntax] = frozenset()
 
 
 @frozen
@@ -53,6 +59,11 @@ class LogitsProcessor(Protocol):
 class Grammar(Protocol):
     """The state of one sequence. The core advances it by drafts while it fills masks and rolls those back. It is never
     copied: a child, or a sequence that starts again, gets a fresh one that is advanced over its output.
+
+    Used by one thread at a time, not always the same: while a step's forward pass runs, one of the engine's worker
+    threads walks the drafts and asks for masks, beside those of other sequences; all else is asked on the loop thread.
+    What it raises ends its sequence: a RequestError as it is (the specification asks too much), all else as a fault of
+    the plugin.
     """
 
     def mask(self) -> "NDArray[np.bool_]":
@@ -79,9 +90,12 @@ class Grammar(Protocol):
 
 class GrammarFactory(Protocol):
     """Makes the grammar of one sequence. Thread-safe, unlike the grammars: each request is checked with a `start` of
-    its own on the thread that adds it, then again in the launch for every sequence and every start of it.
+    its own on the thread that adds it, then again in the launch for every sequence and every start of it. What the
+    first costs (milliseconds, to compile a specification) the others should not: they hold up the step.
     """
 
-    def start(self, specification: str, vocab_size: int, eos_ids: Sequence[int]) -> Grammar:
-        """Raises RequestError for a specification it cannot honour."""
+    def start(self, specification: GrammarSpec, vocab_size: int, eos_ids: Sequence[int]) -> Grammar:
+        """`specification.syntax` is one that the offer lists, `offer` the offer's own name. Raises RequestError for a
+        specification it cannot honour: nothing in it may be ignored.
+        """
         ...

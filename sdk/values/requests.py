@@ -10,6 +10,9 @@ Task = Literal["generate", "score", "embed"]
 #: how the hidden states of a prompt become one vector; empty: the model's own way
 Pooling = Literal["", "last", "mean"]
 
+#: what a grammar may be written in; a plugin's own are called `x-DIST.name`
+GrammarSyntax = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+
 
 def _ints(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(values)
@@ -52,6 +55,23 @@ class Objectives:
     deadline: float | None = None
 
 
+@frozen
+class GrammarSpec:
+    """What the output must look like, and who enforces it.
+
+    Attributes:
+        syntax: a `GrammarSyntax`: `json_schema` (text: the schema), `json_object` (any JSON object; text is empty),
+            `regex` (of the whole output), `lark` (a Lark grammar), `choice` (a JSON array of texts, one of which is the
+            output); or a plugin's own, `x-DIST.name`.
+        text: the specification.
+        offer: name of the grammar offer; empty takes the first one of the profile that lists the syntax.
+    """
+
+    syntax: str
+    text: str = ""
+    offer: str = ""
+
+
 @frozen(kw_only=True)
 class SamplingParams:
     """How tokens are drawn. Order of application: processors, logit bias, bad words, penalties, minimum length,
@@ -81,7 +101,7 @@ class SamplingParams:
             20. Of the model's own logits, before anything in this class applies.
         prompt_logprobs: the same per prompt token.
         processors: names of logits offers that this request uses, in order; the profile must allow them.
-        grammar: (name of a grammar offer, its specification) or None; the profile must allow it.
+        grammar: what the output must look like, or None; the profile must allow an offer that takes its syntax.
     """
 
     max_tokens: int = 16
@@ -102,7 +122,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     processors: tuple[str, ...] = ()
-    grammar: tuple[str, str] | None = None
+    grammar: GrammarSpec | None = None
 
 
 @frozen(kw_only=True)

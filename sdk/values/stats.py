@@ -48,6 +48,8 @@ class StepStats:
         accepted_by_depth: how many spans kept at least 1, 2, ... drafts.
         preempted, hit_tokens, tier_tokens, faults: since the last report: preemptions; tokens taken from the prefix
             cache, and loaded from tiers, by sequences that started (again); faults of plugins.
+        mask_seconds, mask_wait_seconds: what worker threads spent on grammars' masks, added up, and how much of it the
+            step waited for; by the processor's own clock.
         kv: the allocator's own numbers after the step.
         tiers: the tiers' own, in the order they are asked.
     """
@@ -67,6 +69,8 @@ class StepStats:
     hit_tokens: int = 0
     tier_tokens: int = 0
     faults: int = 0
+    mask_seconds: float = 0.0
+    mask_wait_seconds: float = 0.0
     kv: AllocatorStats = field(factory=AllocatorStats)
     tiers: tuple[TierStats, ...] = ()
 

@@ -20,6 +20,7 @@ from tokloom.sdk import (
     AttnBatch,
     AttnParams,
     DeviceInfo,
+    GrammarSpec,
     KVFormat,
     KVLayout,
     Limits,
@@ -49,6 +50,11 @@ def build(kind: str, name: str, model: str = "tagged", layout: KVLayout | None =
     """The double `KIND.NAME`, made as the composer makes it."""
     (offer,) = [offer for offer in offers() if (offer.kind, offer.name) == (kind, name)]
     return offer.factory(offer.config(**options), context(model, layout))
+
+
+def parity(count: str) -> GrammarSpec:
+    """That tokens alternate between even and odd, `count` of them."""
+    return GrammarSpec("x-tokloom.parity", count)
 
 
 def poisoned(format: KVFormat, count: int) -> Pages:

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 import pytest
-from doubles_rig import Engine, request
+from doubles_rig import Engine, parity, request
 
 from tokloom.conformance.doubles import oracle
 from tokloom.conformance.doubles.harness import compose_doubles
@@ -341,7 +341,7 @@ def test_a_stepwise_codec_says_the_same_at_any_budget_and_with_hits() -> None:
 
 def test_a_grammar_is_rolled_back_as_often_as_drafts_are_not_taken() -> None:
     engine = Engine(compose_doubles(speculator={"plugin": "oracle", "options": {"mode": "trees"}}))
-    engine.run(*(request(str(i), [i, 2, 3], 30, grammar=("parity", "8")) for i in range(4)))
+    engine.run(*(request(str(i), [i, 2, 3], 30, grammar=parity("8")) for i in range(4)))
     grammar = engine.composition.grammars["parity"]
     assert grammar.started >= 4  # type: ignore[attr-defined]
     assert grammar.undone > 0  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from doubles_rig import build, request
+from doubles_rig import build, parity, request
 
 from tokloom.core.composition import Part
 from tokloom.core.faults import Faults
@@ -143,7 +143,7 @@ def test_shift_depends_on_the_whole_prefix_and_on_nothing_else() -> None:
 
 def test_parity_alternates_ends_and_rolls_back() -> None:
     factory = build("logits", "parity")
-    grammar = factory.start("3", 6, ())
+    grammar = factory.start(parity("3"), 6, ())
     assert grammar.mask().tolist() == [True, False] * 3
     assert not grammar.advance(1)
     assert grammar.advance(4)
@@ -160,4 +160,4 @@ def test_parity_alternates_ends_and_rolls_back() -> None:
     with pytest.raises(AssertionError):
         grammar.rollback(9)
     with pytest.raises(RequestError):
-        factory.start("many", 6, ())
+        factory.start(parity("many"), 6, ())

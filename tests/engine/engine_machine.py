@@ -9,7 +9,7 @@ import attrs
 import hypothesis.strategies as st
 import pytest
 from engine_checks import CheckedWorld
-from engine_world import VOCAB, Clock, Outcome, World, compose, request
+from engine_world import VOCAB, Clock, Outcome, World, compose, parity, request
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tokloom.core.events import TokenLogprobs
@@ -176,7 +176,7 @@ class EngineMachine(RuleBasedStateMachine):
         kinds: dict[str, dict[str, Any]] = {
             "score": {"task": "score", "n": 1, "prompt_logprobs": 1},
             "logprobs": {"prompt_logprobs": 0, "logprobs": 2},
-            "grammar": {"grammar": ("parity", "5")},
+            "grammar": {"grammar": parity("5")},
             "shift": {"processors": ("shift",), "repetition_penalty": 1.3},
             "stops": {"stop_token_ids": (2, 5)},
             "deadline": {"objectives": Objectives(deadline=1.0)},

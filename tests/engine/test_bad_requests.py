@@ -11,11 +11,11 @@ import attrs
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from engine_world import DIGESTS, VOCAB, Outcome, World, compose, greedy, request
+from engine_world import DIGESTS, VOCAB, Outcome, World, compose, greedy, parity, request
 from hypothesis import HealthCheck, example, given, settings
 
 from tokloom.api import Engine, GenerateRequest
-from tokloom.sdk import Objectives, Request, RequestError, SamplingParams, Scope, TokenSegment
+from tokloom.sdk import GrammarSpec, Objectives, Request, RequestError, SamplingParams, Scope, TokenSegment
 
 GOOD = [3, 1, 4, 1, 5, 9, 2, 6]
 LONGEST = 40
@@ -143,11 +143,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown processor": ({"processors": ("nothing",)}, "processors"),
     "processors text": ({"processors": "shift"}, "processors"),
     "processors None": ({"processors": None}, "processors"),
-    "unknown grammar": ({"grammar": ("nothing", "1")}, "grammar"),
-    "grammar of a processor": ({"grammar": ("shift", "1")}, "grammar"),
-    "bad grammar": ({"grammar": ("parity", "words")}, "grammar"),
-    "grammar alone": ({"grammar": ("parity",)}, "grammar"),
-    "grammar of numbers": ({"grammar": ("parity", 5)}, "grammar"),
+    "unknown grammar": ({"grammar": GrammarSpec("x-tokloom.parity", "1", "nothing")}, "no grammar 'nothing'"),
+    "grammar of a processor": ({"grammar": GrammarSpec("x-tokloom.parity", "1", "shift")}, "no grammar 'shift'"),
+    "unknown syntax": ({"grammar": GrammarSpec("jason")}, "takes syntax 'jason'"),
+    "syntax of nobody": ({"grammar": GrammarSpec("json_schema", "{}")}, "takes syntax 'json_schema'"),
+    "syntax of another": ({"grammar": GrammarSpec("regex", "a", "parity")}, "'parity' takes no syntax 'regex'"),
+    "bad grammar": ({"grammar": parity("words")}, "grammar"),
+    "grammar a pair": ({"grammar": ("parity", "5")}, "grammar"),
+    "grammar of a number": ({"grammar": GrammarSpec("x-tokloom.parity", 5)}, "grammar.text"),  # type: ignore[arg-type]
+    "grammar in half characters": ({"grammar": GrammarSpec("x-tokloom.parity", "\ud800")}, "grammar.text"),
+    "grammar of no syntax": ({"grammar": GrammarSpec(None)}, "grammar.syntax"),  # type: ignore[arg-type]
+    "grammar of an odd offer": ({"grammar": GrammarSpec("x-tokloom.parity", "5", ["a"])}, "grammar.offer"),  # type: ignore[arg-type]
     "grammar text": ({"grammar": "parity"}, "grammar"),
     "unknown task": ({"task": "dream"}, "task"),
     "task None": ({"task": None}, "task"),
@@ -253,7 +259,7 @@ def test_every_field_of_a_request_and_of_its_sampling_is_wrong_in_some_case() ->
         ({"stop_token_ids": np.array([2, 5])}, {"stop_token_ids": (2, 5)}),
         ({"stop_token_ids": {7}, "bad_words": [[1, 2], [3]]}, {"stop_token_ids": (7,), "bad_words": ((1, 2), (3,))}),
         ({"logit_bias": {np.int64(3): np.float32(1.5)}}, {"logit_bias": {3: 1.5}}),
-        ({"processors": ["shift"], "grammar": ["parity", "9"]}, {"processors": ("shift",), "grammar": ("parity", "9")}),
+        ({"processors": ["shift"], "grammar": parity("9")}, {"processors": ("shift",), "grammar": parity("9")}),
         (objectives(ttft=np.float32(2), deadline=Fraction(1, 10**9) + 9), {}),
     ],
     ids=["scalars", "fractions", "prompt", "array", "set and lists", "bias", "names", "objectives"],
@@ -378,7 +384,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "logprobs": st.one_of(st.none(), st.integers(0, 20)),
     "prompt_logprobs": st.one_of(st.none(), st.integers(0, 20)),
     "processors": st.sampled_from([(), ("shift",), ("shift", "shift")]),
-    "grammar": st.sampled_from([None, ("parity", "0"), ("parity", "6")]),
+    "grammar": st.sampled_from([None, parity("0"), parity("6")]),
     "prompt": st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=LONGEST - 1),
     "task": st.sampled_from(["generate", "generate", "score", "embed"]),
     "pooling": st.sampled_from(["", "", "", "mean"]),

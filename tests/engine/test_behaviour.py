@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import VOCAB, Clock, Outcome, World, compose, greedy, random_requests, request, serial
+from engine_world import VOCAB, Clock, Outcome, World, compose, greedy, parity, random_requests, request, serial
 
 from tokloom.core.engine import EngineCore
 from tokloom.sdk import CapacityError, Objectives, TokenSegment
@@ -494,8 +494,8 @@ def test_draft_kv_and_features_are_right_through_hits_and_forks() -> None:
 def test_processors_and_grammars_hold_for_drafts_samples_and_preemption() -> None:
     requests = [
         request("p", LONG[:10], processors=("shift",), max_tokens=14),
-        request("g", LONG[:12], grammar=("parity", "9"), max_tokens=20),
-        request("n", LONG[:14], grammar=("parity", "6"), n=3, temperature=1.0, seed=1, max_tokens=20),
+        request("g", LONG[:12], grammar=parity("9"), max_tokens=20),
+        request("n", LONG[:14], grammar=parity("6"), n=3, temperature=1.0, seed=1, max_tokens=20),
     ]
     wanted = serial(requests)
     world = World(compose(speculator={"plugin": "oracle", "options": {"mode": "trees"}}, pages=12, sequences=5))

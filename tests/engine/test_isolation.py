@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from engine_checks import CheckedWorld
-from engine_world import Clock, World, compose, greedy, random_requests, request, serial
+from engine_world import Clock, World, compose, greedy, parity, random_requests, request, serial
 
 from tokloom.sdk import Defer, Pending, PluginFault, Reject
 
@@ -103,7 +103,7 @@ def test_a_grammar_that_breaks_ends_its_request_alone(method: str, options: dict
             return grammar
 
         factory.start = broken
-    world.run(request("g", PROMPT[:9], grammar=("parity", "5"), **options), request("b", PROMPT[:5], max_tokens=6))
+    world.run(request("g", PROMPT[:9], grammar=parity("5"), **options), request("b", PROMPT[:5], max_tokens=6))
     assert "error" in {outcome.reason for (name, _), outcome in world.outcomes.items() if name == "g"}
     assert world.outcomes["b", 0].said == (greedy(PROMPT[:5], 6), "length")
     world.finish()

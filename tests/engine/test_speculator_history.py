@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from engine_world import World, compose, greedy, request, serial
+from engine_world import World, compose, greedy, parity, request, serial
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4, 7, 6, 5, 3, 2]
 
@@ -72,8 +72,8 @@ def test_a_row_behind_the_end_is_not_history(speculator: str, seed: int) -> None
     """At depth 1 a grammar ends a sequence on the device while its next span is already planned."""
     world = told(speculator, seed, depth=1)
     world.run(
-        request("a", PROMPT[:2], max_tokens=9, grammar=("parity", str(seed % 7))),
-        request("b", PROMPT[:5], max_tokens=9, grammar=("parity", str(seed % 7))),
+        request("a", PROMPT[:2], max_tokens=9, grammar=parity(str(seed % 7))),
+        request("b", PROMPT[:5], max_tokens=9, grammar=parity(str(seed % 7))),
     )
     assert not speculator_faults(world)
     world.finish()

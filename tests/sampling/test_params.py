@@ -7,7 +7,7 @@ import pytest
 from attrs import fields
 
 from tokloom.core.sampling import validate
-from tokloom.sdk import RequestError, SamplingParams
+from tokloom.sdk import GrammarSpec, RequestError, SamplingParams
 
 WRONG: list[tuple[str, Any]] = [
     ("max_tokens", -1),
@@ -55,7 +55,8 @@ WRONG: list[tuple[str, Any]] = [
     ("prompt_logprobs", 21),
     ("processors", ("a", 1)),
     ("processors", "a"),
-    ("grammar", ("json",)),
+    ("grammar", ("json_schema", "{}")),
+    ("grammar", GrammarSpec("regex", 5)),  # type: ignore[arg-type]
     ("grammar", "json"),
 ]
 
@@ -94,7 +95,7 @@ def test_extreme_but_allowed_values_pass() -> None:
             logprobs=20,
             prompt_logprobs=0,
             processors=("a",),
-            grammar=("regex", "a*"),
+            grammar=GrammarSpec("regex", "a*"),
         ),
         10,
     )

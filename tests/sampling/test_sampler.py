@@ -11,10 +11,11 @@ from sampling_reference import law as reference_law
 from test_pipeline import EOS, LastTokenBoost, boosted, random_params
 from torch import Tensor
 
-from tokloom.core.sampling import Sampler, ScoreRows, SpanRows, derive, uniform
+from tokloom.core.sampling import Sampler, ScoreRows, SpanRows, SpanSample, derive, uniform
 from tokloom.sdk import (
     NO_DRAFT,
     Draft,
+    GrammarSpec,
     LogitsRow,
     PluginFault,
     Request,
@@ -102,6 +103,14 @@ def random_draft(chance: random.Random, truth: Sequence[int], k: int) -> Draft:
     return Draft(tokens, parents)
 
 
+def sampled(sampler: Sampler, spans: Sequence[SpanRows], logits: torch.Tensor) -> list[SpanSample]:
+    """What a launch does around `sample`."""
+    sampler.start_masks([(span.seq_id, span.draft) for span in spans])
+    samples = sampler.sample(spans, logits)
+    sampler.finish_masks()
+    return samples
+
+
 def step(sampler: Sampler, members: Sequence[Sequence_], drafts: Sequence[Draft], dtype: torch.dtype) -> list[int]:
     """One step of all members; returns how many drafts of each stood."""
     spans: list[SpanRows] = []
@@ -114,7 +123,7 @@ def step(sampler: Sampler, members: Sequence[Sequence_], drafts: Sequence[Draft]
         rows += [member.model([*member.tokens, *path]) for path in paths]
     logits = torch.tensor(rows, dtype=dtype)
     before = logits.clone()
-    samples = sampler.sample(spans, logits)
+    samples = sampled(sampler, spans, logits)
     assert torch.equal(logits, before)
     for member, draft, sample in zip(members, drafts, samples, strict=True):
         assert sample.error is None
@@ -333,9 +342,10 @@ def test_a_processor_is_called_once_for_all_rows_that_use_it() -> None:
 
 def test_a_grammar_that_ends_inside_a_draft_ends_the_tokens_there() -> None:
     sampler = Sampler(4)
-    sampler.begin(0, request(SamplingParams(temperature=0.0, grammar=("g", "")), [1]), num_prompt=1, seed=0,
-                  grammar=WordGrammar([(2, 3)], 4))  # fmt: skip
-    (sample,) = sampler.sample([SpanRows(0, np.array([1]), 0, Draft.chain([2, 3, 1]))], torch.zeros(4, 4))
+    sampler.begin(
+        0, request(SamplingParams(temperature=0.0), [1]), num_prompt=1, seed=0, grammar=WordGrammar([(2, 3)], 4)
+    )
+    (sample,) = sampled(sampler, [SpanRows(0, np.array([1]), 0, Draft.chain([2, 3, 1]))], torch.zeros(4, 4))
     assert (sample.tokens, sample.accepted, sample.error) == (((2, 3),), (0, 1), None)
     assert sampler.commit(0, (2, 3)) is True
 
@@ -359,10 +369,11 @@ def test_a_grammar_that_raises_faults_its_sequence() -> None:
             raise KeyError("state")
 
     sampler = Sampler(4)
-    params = SamplingParams(grammar=("broken", ""))
+    params = SamplingParams(grammar=GrammarSpec("x-a.b", "", "broken"))
     sampler.begin(0, request(params, [1]), num_prompt=1, seed=0, grammar=Broken(4))
     sampler.begin(1, request(SamplingParams(), [1]), num_prompt=1, seed=0)
-    first, second = sampler.sample([SpanRows(0, np.array([1]), 0), SpanRows(1, np.array([1]), 1)], torch.zeros(2, 4))
+    spans = [SpanRows(0, np.array([1]), 0), SpanRows(1, np.array([1]), 1)]
+    first, second = sampled(sampler, spans, torch.zeros(2, 4))
     assert isinstance(first.error, PluginFault)
     assert first.error.subject == "logits.broken"
     assert second.error is None
