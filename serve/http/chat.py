@@ -5,6 +5,7 @@ one place where it becomes what a client sees.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, NotRequired
 from uuid import uuid4
 
@@ -17,9 +18,10 @@ from tokloom.sdk import RequestError
 from tokloom.serve.http.bodies import read_request
 from tokloom.serve.http.errors import encode
 from tokloom.serve.http.generation import Generation
-from tokloom.serve.http.rendering import Counts, TokenTexts, UsageObject, finite, frame, quote
-from tokloom.serve.http.requests import ChatRequest, Message
+from tokloom.serve.http.rendering import DONE, Counts, TokenTexts, UsageObject, finite, frame, quote
+from tokloom.serve.http.requests import ChatRequest, InputMessage, Message
 from tokloom.serve.http.service import Service
+from tokloom.serve.http.structured import grammar_of
 
 
 class TopLogprob(TypedDict):
@@ -93,8 +95,12 @@ async def chat_completions(service: Service, request: Request) -> Generation:
     generate = GenerateRequest(
         messages=conversation(body.messages),
         sampling=body.sampling(
-            max_tokens=min(limits, default=service.context), logprobs=body.top_logprobs if body.logprobs else None
+            engine.default_sampling,
+            max_tokens=min(limits, default=service.context),
+            logprobs=body.top_logprobs if body.logprobs else None,
+            grammar=grammar_of(body.response_format, body.structured_outputs),
         ),
+        adapter=service.adapter(model),
         stop=body.stops,
         include_stop=body.include_stop_str_in_output,
         priority=body.priority,
@@ -105,7 +111,7 @@ async def chat_completions(service: Service, request: Request) -> Generation:
     return Generation(service, [generate], rendering, stream=body.stream)
 
 
-def conversation(messages: list[Message]) -> tuple[ChatMessage, ...]:
+def conversation(messages: Sequence[Message | InputMessage]) -> tuple[ChatMessage, ...]:
     """As templates know it: `developer` is OpenAI's newer word for `system`."""
     return tuple(
         ChatMessage("system" if message.role == "developer" else message.role, message.text) for message in messages
@@ -174,9 +180,9 @@ class ChatRendering:
 
     def last(self) -> bytes:
         if not self._with_usage:
-            return b""
+            return DONE
         chunk = {**self._base, "object": "chat.completion.chunk", "choices": [], "usage": self._counts.usage()}
-        return frame(chunk)
+        return frame(chunk) + DONE
 
     # -- one body ------------------------------------------------------------------------------------------------------
 

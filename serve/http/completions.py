@@ -14,9 +14,10 @@ from tokloom.sdk import RequestError, Tokenizer
 from tokloom.serve.http.bodies import read_request
 from tokloom.serve.http.errors import encode
 from tokloom.serve.http.generation import Generation
-from tokloom.serve.http.rendering import Counts, Offsets, TokenTexts, UsageObject, finite, frame, given, quote
-from tokloom.serve.http.requests import MAX_SEQUENCES, CompletionRequest
+from tokloom.serve.http.rendering import DONE, Counts, Offsets, TokenTexts, UsageObject, finite, frame, given, quote
+from tokloom.serve.http.requests import MAX_SEQUENCES, CompletionRequest, Input
 from tokloom.serve.http.service import Service
+from tokloom.serve.http.structured import grammar_of
 
 Prompt = str | list[int]
 
@@ -51,13 +52,17 @@ async def completions(service: Service, request: Request) -> Generation:
     engine, section = service.engine(), service.section
     body = await read_request(request, CompletionRequest, limit=section.max_body_bytes, seconds=section.body_seconds)
     model = service.model(body.model)
-    prompts = prompts_of(body)
+    prompts = prompts_of(body.prompt)
     if len(prompts) * body.n > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts with n = {body.n} are more than {MAX_SEQUENCES} answers", remedy="Send fewer"
         )
     sampling = body.sampling(
-        max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None
+        engine.default_sampling,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        grammar=grammar_of(None, body.structured_outputs),
     )
     requests = [
         GenerateRequest(
@@ -65,6 +70,7 @@ async def completions(service: Service, request: Request) -> Generation:
             token_ids=None if isinstance(prompt, str) else prompt,
             raw=True,
             sampling=sampling,
+            adapter=service.adapter(model),
             stop=body.stops,
             include_stop=body.include_stop_str_in_output,
             priority=body.priority,
@@ -84,9 +90,8 @@ async def completions(service: Service, request: Request) -> Generation:
     return Generation(service, requests, rendering, stream=body.stream)
 
 
-def prompts_of(body: CompletionRequest) -> list[Prompt]:
+def prompts_of(prompt: Input) -> list[Prompt]:
     """One prompt per text or list of ids."""
-    prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt[0], int):
@@ -173,8 +178,8 @@ class TextRendering:
 
     def last(self) -> bytes:
         if not self._with_usage:
-            return b""
-        return frame({**self._base, "choices": [], "usage": self._counts.usage()})
+            return DONE
+        return frame({**self._base, "choices": [], "usage": self._counts.usage()}) + DONE
 
     # -- one body ------------------------------------------------------------------------------------------------------
 

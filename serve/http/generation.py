@@ -25,7 +25,6 @@ _STREAM_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_DONE: Final = b"data: [DONE]\n\n"
 
 
 class Rendering(Protocol):
@@ -36,7 +35,7 @@ class Rendering(Protocol):
         ...
 
     def last(self) -> bytes:
-        """What comes after the last event of the last choice, before `[DONE]`."""
+        """What comes after the last event of the last choice, the stream's end included."""
         ...
 
     def take(self, choice: int, event: Event) -> None:
@@ -90,7 +89,7 @@ class Generation:
 
         try:
             await self._read_all(engine, take)
-            await stream.write(rendering.last() + _DONE)
+            await stream.write(rendering.last())
         except Exception as error:
             if not stream.started:
                 raise

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from tokloom import __version__
 from tokloom.serve.http.auth import OPEN_PATHS
+from tokloom.serve.http.responses import ResponseEvent
 from tokloom.serve.http.routes import Route
 
 Schema = dict[str, Any]
@@ -118,6 +119,8 @@ def _content(route: Route) -> Schema:
 def _meaning(route: Route) -> str:
     if route.event is None:
         return "Done."
+    if route.event is ResponseEvent:
+        return "Done. A stream's events are named; each has a ResponseEvent as data."
     return f"Done. A stream's events each have a {route.event.__name__} as data, the last one [DONE]."
 
 

@@ -23,6 +23,7 @@ class ModelObject(TypedDict):
     created: int
     owned_by: str
     max_model_len: NotRequired[int]
+    parent: NotRequired[str]
 
 
 class ModelList(TypedDict):
@@ -57,12 +58,15 @@ def _model(service: Service, name: str) -> ModelObject:
     found: ModelObject = {"id": name, "object": "model", "created": service.created, "owned_by": "tokloom"}
     if service.loaded is not None:
         found["max_model_len"] = service.loaded.core.composition.settings.max_model_tokens
+    if service.adapter(name):
+        found["parent"] = service.names[0]
     return found
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """The models served."""
-    listed: ModelList = {"object": "list", "data": [_model(service, name) for name in service.names]}
+    """The models served; an adapter is one with a parent."""
+    names = (*service.names, *service.adapters)
+    listed: ModelList = {"object": "list", "data": [_model(service, name) for name in names]}
     return answer(listed)
 
 

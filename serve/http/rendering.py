@@ -12,10 +12,12 @@ from tokloom import Event, TokenLogprobs
 from tokloom.sdk import Tokenizer
 from tokloom.serve.http.errors import encode
 
-__all__ = ["Counts", "PromptDetails", "TokenTexts", "UsageObject", "finite", "frame", "quote"]
+__all__ = ["DONE", "Counts", "PromptDetails", "TokenTexts", "UsageObject", "finite", "frame", "quote"]
 
 #: stands for minus infinity, which JSON lacks
 _LEAST: Final = -9999.0
+#: ends a stream of completions
+DONE: Final = b"data: [DONE]\n\n"
 
 
 class PromptDetails(TypedDict):

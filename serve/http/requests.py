@@ -6,11 +6,13 @@ those that would change the answer take only their neutral value; those that wou
 
 from typing import Annotated, Any, Final, Literal
 
+import attrs
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from tokloom.sdk import SamplingParams
+from tokloom.sdk import GrammarSpec, SamplingParams
 
 MAX_SEQUENCES: Final = 128
+MAX_INPUTS: Final = 2048
 _INT64: Final = 2**63
 
 Ignored = Annotated[Any, Field(description="Taken for compatibility; ignored.")]
@@ -29,18 +31,28 @@ UNSUPPORTED: Final = {
     "tool_calls": "tool calls are not supported yet",
     "functions": "function calls are not supported; tools will be",
     "function_call": "function calls are not supported; tools will be",
-    "response_format": "structured output is not supported yet; only the type text is",
     "modalities": "only text is supported",
+    "dimensions": "vectors cannot be shortened; they have the model's size",
+    "previous_response_id": "responses are not stored; send the conversation as input",
+    "conversation": "conversations are not stored; send them as input",
+    "background": "responses are not stored; wait for the answer, or stream it",
+    "truncation": "an input that is too long is refused; shorten it",
+    "include": "there is nothing to include",
+    "reasoning": "reasoning models are not supported yet",
     "audio": "only text is supported",
     "web_search_options": "web search is not supported",
     "reasoning_effort": "reasoning models are not supported yet",
     "verbosity": "this model has no such setting; ask for it in a message",
 }
 
+#: fields that a model may recommend values for
+_RECOMMENDED: Final = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
+
 #: fields of several types -> what they may be, in place of a complaint about each type
 EXPECTED: Final = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists; none of them empty",
     "content": 'a text, or a list of parts {"type": "text", "text": "…"}; other parts are not supported',
+    "input": "a text, or a list; for embeddings of texts or token ids, for responses of messages; none of them empty",
     "stop": "a text, or up to 16 of them, each of 1 to 1024 characters",
 }
 
@@ -56,6 +68,31 @@ class StreamOptions(Strict):
     include_obfuscation: Ignored = None
 
 
+class StructuredOutputs(Strict):
+    """What the answer must look like; exactly one field."""
+
+    json_schema: dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Text | None = Field(None, description="An expression that the whole answer matches.")
+    choice: Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
+        None, description="The answer is one of these texts."
+    )
+    grammar: Text | None = Field(None, description="A grammar in Lark.")
+
+
+class NamedSchema(Strict):
+    name: str = Field("", max_length=64)
+    description: str = ""
+    content: dict[str, Any] = Field(alias="schema", description="A JSON schema.")
+    strict: Ignored = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's way to say what the answer must look like. `json_schema` goes with its type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
 class Sampling(Strict):
     """What chat and text completions share."""
 
@@ -63,7 +100,9 @@ class Sampling(Strict):
     stream: bool = Field(False, description="Send the answer as server-sent events while it comes.")
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_SEQUENCES, description="Answers to draw.")
-    temperature: float = Field(1.0, ge=0, le=100, description="0 always takes the most likely token.")
+    temperature: float = Field(
+        1.0, ge=0, le=100, description="0 always takes the most likely token. Left out: what the model recommends."
+    )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, lt=2**31, description="0 and -1 keep all tokens.")
     min_p: float = Field(0.0, ge=0, le=1)
@@ -81,6 +120,7 @@ class Sampling(Strict):
     logit_bias: dict[IdKey, Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, max_length=4096, description="Token id -> added to its logit."
     )
+    structured_outputs: StructuredOutputs | None = None
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="Larger is more urgent, where the scheduler minds.")
     user: str = Field("", max_length=512, description="Whom fairness counts for.")
     cache_salt: str = Field("", max_length=512, description="Requests with different salts share no cached prefix.")
@@ -99,16 +139,23 @@ class Sampling(Strict):
     def with_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
-        """The engine's parameters."""
-        return SamplingParams(
+    def sampling(
+        self,
+        defaults: SamplingParams,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        grammar: GrammarSpec | None = None,
+    ) -> SamplingParams:
+        """The engine's parameters. `defaults`: what the model recommends, for what was left out."""
+        given = {name: getattr(self, name) for name in _RECOMMENDED & self.model_fields_set}
+        if "top_k" in given:
+            given["top_k"] = max(0, given["top_k"])
+        return attrs.evolve(
+            defaults,
+            **given,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=max(0, self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias={int(token): value for token, value in self.logit_bias.items()},
@@ -118,6 +165,7 @@ class Sampling(Strict):
             n=self.n,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
         )
 
 
@@ -162,10 +210,6 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class TextFormat(Strict):
-    type: Literal["text"]
-
-
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
@@ -174,7 +218,7 @@ class ChatRequest(Sampling):
     max_tokens: int | None = Field(None, ge=0, lt=2**31, description="The older name of max_completion_tokens.")
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20, description="Alternatives per token; needs logprobs.")
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     tools: Nothing = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] = "none"
     functions: Nothing = Field(default_factory=list)
@@ -182,6 +226,97 @@ class ChatRequest(Sampling):
     modalities: list[Literal["text"]] = Field(default_factory=list)
     parallel_tool_calls: Ignored = None
     prediction: Ignored = None
+
+
+Input = (
+    Text
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
+)
+
+
+class EmbeddingRequest(Strict):
+    """POST /v1/embeddings"""
+
+    model: str | None = Field(None, description="A name from /v1/models; left out, the first.")
+    input: Input = Field(description="A text, several, token ids, or several lists of them.")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of float32 values, least significant byte first."
+    )
+    dimensions: None = None
+    pooling: Literal["", "last", "mean"] = Field("", description="How; left out, the model's own way.")
+    normalize: bool = Field(True, description="Divide each vector by its length.")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="Larger is more urgent, where the scheduler minds.")
+    user: str = Field("", max_length=512, description="Whom fairness counts for.")
+    cache_salt: str = Field("", max_length=512, description="Requests with different salts share no cached prefix.")
+
+
+class InputPart(Strict):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class InputMessage(Strict):
+    """A message of a response's input."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[InputPart], Field(min_length=1)]
+    id: Ignored = None
+    status: Ignored = None
+
+    @property
+    def text(self) -> str:
+        """Its parts, one after the other."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ResponseTextFormat(Strict):
+    """`schema` and what describes it go with the type json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    content: dict[str, Any] | None = Field(None, alias="schema", description="A JSON schema.")
+    name: str = Field("", max_length=64)
+    description: str = ""
+    strict: Ignored = None
+
+
+class ResponseText(Strict):
+    format: ResponseTextFormat | None = None
+
+
+class ResponseRequest(Strict):
+    """POST /v1/responses"""
+
+    model: str | None = Field(None, description="A name from /v1/models; left out, the first.")
+    input: Text | Annotated[list[InputMessage], Field(min_length=1)]
+    instructions: str = Field("", description="A system message before the input.")
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**31, description="Left out: up to the context's end.")
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    text: ResponseText | None = None
+    stream: bool = Field(False, description="Send the answer as server-sent events while it comes.")
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16, description="Given back as it is.")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="Larger is more urgent, where the scheduler minds.")
+    user: str = Field("", max_length=512, description="Whom fairness counts for.")
+    cache_salt: str = Field("", max_length=512, description="Requests with different salts share no cached prefix.")
+    tools: Nothing = Field(default_factory=list)
+    tool_choice: Literal["none", "auto"] = "none"
+    previous_response_id: None = None
+    conversation: None = None
+    background: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    include: Nothing = Field(default_factory=list)
+    reasoning: None = None
+    store: Ignored = None
+    parallel_tool_calls: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    stream_options: Ignored = None
 
 
 class TokenizeRequest(Strict):

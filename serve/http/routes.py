@@ -10,8 +10,18 @@ from starlette.types import ASGIApp
 from tokloom.serve.http import plain
 from tokloom.serve.http.chat import ChatChunk, ChatCompletion, chat_completions
 from tokloom.serve.http.completions import TextCompletion, completions
+from tokloom.serve.http.embeddings import EmbeddingList, embeddings
 from tokloom.serve.http.errors import HttpError
-from tokloom.serve.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from tokloom.serve.http.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ResponseRequest,
+    Strict,
+    TokenizeRequest,
+)
+from tokloom.serve.http.responses import ResponseEvent, ResponseObject, responses
 from tokloom.serve.http.service import Service
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
@@ -67,6 +77,23 @@ ROUTES: Final[tuple[Route, ...]] = (
         body=CompletionRequest,
         answer=TextCompletion,
         event=TextCompletion,
+        statuses=_GENERATES,
+    ),
+    Route(
+        path="/v1/responses",
+        method="POST",
+        handler=responses,
+        body=ResponseRequest,
+        answer=ResponseObject,
+        event=ResponseEvent,
+        statuses=_GENERATES,
+    ),
+    Route(
+        path="/v1/embeddings",
+        method="POST",
+        handler=embeddings,
+        body=EmbeddingRequest,
+        answer=EmbeddingList,
         statuses=_GENERATES,
     ),
     Route(

@@ -69,19 +69,30 @@ class Service:
         """Tokens of the longest sequence, prompt included."""
         return self.engine().core.composition.settings.max_model_tokens
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Adapters that are served as models of their own; a name of the model comes first."""
+        loaded = () if self._engine is None else self._engine.adapters
+        return tuple(name for name in loaded if name not in self.names)
+
     def model(self, name: str | None) -> str:
         """The name to answer with. Raises HttpError 404 for a model that is not served."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
+        served = (*self.names, *self.adapters)
+        if name not in served:
             raise HttpError(
                 404,
                 f"the model {name[:200]!r} is not served",
                 kind="model_not_found",
                 param="model",
-                remedy=f"Served: {', '.join(self.names)}",
+                remedy=f"Served: {', '.join(served)}",
             )
         return name
+
+    def adapter(self, model: str) -> str:
+        """The adapter behind a model's name; empty: none."""
+        return "" if model in self.names else model
 
     @contextmanager
     def admitted(self, sequences: int) -> Iterator[AsyncEngine]:

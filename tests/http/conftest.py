@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "api"))
+sys.path.append(str(Path(__file__).parents[1] / "adapters"))
 
 from tiny_chat import tiny_chat_model
 

@@ -15,7 +15,7 @@ from fake_core import ByteTokenizer, FakeCore, Forever
 
 from tokloom.api import AsyncEngine
 from tokloom.core.events import OutputEvent
-from tokloom.sdk import Request
+from tokloom.sdk import GenerationDefaults, Request
 from tokloom.serve.http.config import ServeSection
 from tokloom.serve.http.lifecycle import Server
 
@@ -59,7 +59,7 @@ def fake_core(
     core = Paced(answer, burst=lambda: burst, limit=limit)
     core.composition = SimpleNamespace(
         settings=SimpleNamespace(max_sequences=sequences, max_model_tokens=4096, threads=1),
-        model=SimpleNamespace(spec=SimpleNamespace(vocab_size=258)),
+        model=SimpleNamespace(spec=SimpleNamespace(vocab_size=258, generation=GenerationDefaults())),
     )
     return core
 

@@ -182,7 +182,8 @@ def test_tokens_and_back(served: Served) -> None:
 
 def test_models_are_listed_under_all_names(served: Served) -> None:
     listed = served.http.get("/v1/models").json()
-    assert [item["id"] for item in listed["data"]] == ["tiny", "alias"]
+    assert [item["id"] for item in listed["data"]] == ["tiny", "alias", "red"]
+    assert [item.get("parent") for item in listed["data"]] == [None, None, "tiny"]
     assert served.http.get("/v1/models/alias").json() == listed["data"][1]
     assert served.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 

@@ -104,3 +104,27 @@ def test_curl_streams(url: str) -> None:
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert "Paris" in "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def test_a_schema_a_vector_and_a_response(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "population": {"type": "integer", "maximum": 99}},
+        "required": ["city", "population"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    options = {"model": NAME, "messages": QUESTION, "max_tokens": 60, "temperature": 0}
+    found = json.loads(client.chat.completions.create(**options, response_format=form).choices[0].message.content)
+    assert set(found) == {"city", "population"}
+    vectors = [item.embedding for item in client.embeddings.create(model=NAME, input=["a cat", "a dog", "x = 1"]).data]
+    near, far = (sum(a * b for a, b in zip(vectors[0], other, strict=True)) for other in vectors[1:])
+    assert near > far
+    response = client.responses.create(model=NAME, input=QUESTION[0]["content"], max_output_tokens=12, temperature=0)
+    assert "Paris" in response.output_text
+    with client.responses.stream(
+        model=NAME, input=QUESTION[0]["content"], max_output_tokens=12, temperature=0
+    ) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == response.output_text

@@ -62,11 +62,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "unknown inside": (message(nam="x"), "unknown_parameter", "messages[0].nam", "no known field"),
     "tools": ({**HI, "tools": [{"type": "function"}]}, "unsupported_parameter", "tools", "not supported"),
     "forced tool": ({**HI, "tool_choice": "required"}, "unsupported_parameter", "tool_choice", "not supported"),
-    "json mode": (
-        {**HI, "response_format": {"type": "json_object"}},
-        "unsupported_parameter",
+    "grammar of no format": (
+        {**HI, "response_format": {"type": "grammar"}},
+        "invalid_value",
         "response_format.type",
-        "structured output",
+        "json_schema",
     ),
     "audio": ({**HI, "modalities": ["audio"]}, "unsupported_parameter", "modalities[0]", "text"),
     "effort": ({**HI, "reasoning_effort": "low"}, "unsupported_parameter", "reasoning_effort", "not supported"),
@@ -206,7 +206,7 @@ def test_a_client_that_asks_first_is_told_before_it_sends(served: Served) -> Non
     assert b"100 Continue" not in answer
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat", "/v1/embeddings", "/v1/models/", "/%00", "/..%2f"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat", "/v1/audio", "/v1/models/", "/%00", "/..%2f"])
 def test_paths_that_are_not_there(served: Served, path: str) -> None:
     refused(served.http.get(path), 404, "not_found")
 

@@ -16,6 +16,8 @@ OPERATIONS = [
     ("GET", "/v1/models/{model}"),
     ("POST", CHAT),
     ("POST", TEXT),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/health"),
@@ -54,7 +56,7 @@ def test_every_route_is_described(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-@pytest.mark.parametrize(("method", "path"), OPERATIONS[2:6])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS[2:8])
 def test_random_requests_are_answered_as_the_document_says(served: Served, method: str, path: str, mode: str) -> None:
     checks = schemathesis.checks
     checks.load_all_checks()
@@ -109,7 +111,7 @@ def test_chunks_and_answers_of_texts_are_of_their_schemas(
         {**HI, "temperature": "1"},
         {**HI, "zzz": 1},
         {**HI, "tools": [{}]},
-        {**HI, "response_format": {"type": "json_object"}},
+        {**HI, "response_format": {"type": "yaml"}},
         {**HI, "n": 129},
         {"messages": []},
     ],
