@@ -14,9 +14,10 @@ from fake_core import spell
 from lora_folders import make_adapter
 from served import CHAT, HI, TEXT, Served, fake_core, serving, serving_core
 from tiny_chat import SETS
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from tokloom.api import AsyncEngine
+from tokloom.sdk import GenerationDefaults, Request
 
 EMBED, RESPONSES = "/v1/embeddings", "/v1/responses"
 SCHEMA = {
@@ -25,13 +26,12 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-RECOMMENDED = {"temperature": 0.5, "top_k": 7, "do_sample": True}
 
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("adapter")
-    make_adapter(AutoModelForCausalLM.from_pretrained(model), folder, 3)
+    make_adapter(LlamaForCausalLM.from_pretrained(model), folder, 3)
 
     async def load() -> AsyncEngine:
         return await AsyncEngine.from_profile(model=str(model), sets=SETS, adapters={"blue": str(folder)})
@@ -138,9 +138,12 @@ def test_what_the_model_recommends_is_taken_where_nothing_is_said() -> None:
     core = fake_core(spell("a"))
     seen: list[Any] = []
     add = core.add
-    core.add = lambda request: (seen.append(request.sampling), add(request))[1]  # type: ignore[method-assign]
-    from tokloom.sdk import GenerationDefaults
 
+    def adding(request: Request) -> None:
+        seen.append(request.sampling)
+        add(request)
+
+    core.add = adding  # type: ignore[method-assign]
     core.composition.model.spec.generation = GenerationDefaults(temperature=0.5, top_k=7)
     with serving_core(core) as server:
         ask(server, CHAT, **HI)
