@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from tokloom.api.loading import Loader, Progress
 from tokloom.api.loop import EngineLoop
@@ -14,7 +14,7 @@ from tokloom.api.types import Event, GenerateRequest
 from tokloom.core.catalog import Catalog
 from tokloom.core.composition import Composition
 from tokloom.core.engine import EngineCore
-from tokloom.sdk import SamplingParams, Tokenizer, TokloomError
+from tokloom.sdk import Exposition, SamplingParams, Tokenizer, TokloomError
 
 
 class AsyncEngine:
@@ -102,6 +102,13 @@ class AsyncEngine:
     def failure(self) -> TokloomError | None:
         """Why the engine broke: every later request raises it too. None while it works and after `aclose`."""
         return self._loop.failure
+
+    def exposition(self) -> tuple[str, bytes] | None:
+        """Content type and content of what an observer shows, the first that shows anything; None if there is none."""
+        for part in self.core.composition.observers:
+            if part.caps.exposition:
+                return cast("Exposition", part.plugin).render()
+        return None
 
     async def aclose(self, drain: float = 0.0) -> None:
         """Refuse new requests, wait up to `drain` seconds for the live ones, end the rest (their iterators raise

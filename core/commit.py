@@ -30,7 +30,10 @@ class Committer:
         self._lookahead = max((group.key_lookahead for group in state.layout.groups), default=0)
         self._windowed = [group for group in state.layout.groups if group.window is not None]
         self._draft_kv = any(group.owner == "speculator" for group in state.layout.groups)
-        self._last: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self._last: tuple[int, ...] = (0,) * 5
+        self._observed = bool(state.composition.observers)
+        self._gaps: list[float] = []
+        self._generated = 0
         self._ended: list[tuple[Sequence, FinishReason]] = []
 
     def commit(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
@@ -180,9 +183,18 @@ class Committer:
             reason = self._ends(seq, token, limit)
             if reason is not None:
                 break
+        if self._observed:
+            self._note_tokens(seq, taken)
         seq.keys.extend(seq.tokens)
         state.emit(seq, tokens=tuple(tokens[:taken]), logprobs=logprobs[:taken])
         return reason
+
+    def _note_tokens(self, seq: Sequence, count: int) -> None:
+        now = self._state.now()
+        if seq.last_token >= 0:
+            self._gaps.append(now - seq.last_token)
+        seq.last_token = now
+        self._generated += count
 
     def _ends(self, seq: Sequence, token: int, limit: int) -> FinishReason | None:
         params = seq.request.sampling
@@ -281,10 +293,12 @@ class Committer:
     def _tell(self, plan: StepPlan, result: StepResult, times: tuple[float, float, float], rows: int) -> None:
         state = self._state
         accepted = [len(span.accepted) for span in result.spans]
-        totals = (state.preempted, state.hit_tokens, state.tiers.loaded_tokens, state.faults.total)
+        drafted = [span.drafted for span in result.spans]
+        totals = (state.preempted, state.hit_tokens, state.tiers.loaded_tokens, state.faults.total, state.no_space)
         fresh = [total - before for total, before in zip(totals, self._last, strict=True)]
         self._last = totals
         prefill = plan.spans[plan.num_decode + plan.num_verify :]
+        held, unused = self._slots()
         stats = StepStats(
             step=plan.step,
             started=times[0],
@@ -294,23 +308,49 @@ class Committer:
             prefill_rows=sum(span.stop - span.start for span in prefill),
             sequences=len(plan.spans),
             waiting=len(state.waiting),
-            drafted=sum(span.drafted for span in result.spans),
+            running=len(state.running),
+            generated=self._generated,
+            gaps=tuple(self._gaps),
+            drafted=sum(drafted),
             accepted=sum(accepted),
-            accepted_by_depth=tuple(sum(a > depth for a in accepted) for depth in range(max(accepted, default=0))),
+            drafted_by_depth=_by_depth(drafted),
+            accepted_by_depth=_by_depth(accepted),
             preempted=fresh[0],
             hit_tokens=fresh[1],
             tier_tokens=fresh[2],
             faults=fresh[3],
+            no_space=fresh[4],
+            rejected=dict(state.rejected),
+            faults_of=state.faults.counts,
+            held_slots=held,
+            unused_slots=unused,
             mask_seconds=result.masks.spent,
             mask_wait_seconds=result.masks.waited,
             kv=state.allocator.stats(),
             tiers=state.tiers.report(),
         )
+        self._gaps.clear()
+        self._generated = 0
         for part in state.composition.observers:
             try:
                 part.plugin.on_step(stats)
             except Exception as error:
                 state.faults.record(part.id, "on_step", error)
+
+    def _slots(self) -> tuple[int, int]:
+        """Slots in the pages of running sequences, and those without a token."""
+        groups = self._state.layout.groups
+        page = groups[0].page_tokens if groups else 1
+        held = unused = 0
+        for seq in self._state.running.values():
+            slots = -(-seq.allocated // page) * page
+            held += slots
+            unused += slots - seq.num_computed
+        return held, unused
+
+
+def _by_depth(counts: Items[int]) -> tuple[int, ...]:
+    return tuple(sum(count > depth for count in counts) for depth in range(max(counts, default=0)))
 
 
 def _logprobs(tokens: Items[int], logs: Items[RowLogprobs]) -> tuple[TokenLogprobs, ...]:

@@ -35,6 +35,7 @@ from tokloom.sdk import (
     Request,
     RequestError,
     SchedEvent,
+    TokloomError,
 )
 
 #: how long a step without anything to launch waits for a tier before it returns, seconds
@@ -94,6 +95,15 @@ class EngineCore:
         """Queue a request. Raises RequestError if it is invalid and CapacityError if the queue is full; nothing is kept
         in either case. A request that can never fit the pools ends with a CapacityError in its first event.
         """
+        try:
+            self._queue(request)
+        except TokloomError as error:
+            with self._lock:
+                self.state.rejected[error.code] = self.state.rejected.get(error.code, 0) + 1
+            raise
+        self._context.wake()
+
+    def _queue(self, request: Request) -> None:
         request = admissible(request, self.composition)
         with self._lock:
             if self._closed:
@@ -114,7 +124,6 @@ class EngineCore:
                 )
             self._known.add(request.request_id)
             self._inbox.append((request, self._now()))
-        self._context.wake()
 
     def abort(self, request_id: str) -> bool:
         """Ask for the end of all sequences of a request; False if it is not live. Their last events say `abort`."""

@@ -1,5 +1,7 @@
 """Faults: what plugins did wrong, counted per plugin; the first of each method is logged."""
 
+from collections.abc import Mapping
+
 from tokloom.core.logs import get_logger
 
 
@@ -23,6 +25,11 @@ class Faults:
 
     def count(self, plugin: str) -> int:
         return self._counts.get(plugin, 0)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """By plugin."""
+        return dict(self._counts)
 
     @property
     def total(self) -> int:

@@ -273,6 +273,7 @@ class Planner:
         want = SlotRequest(write_from=start, stop=min(stop + slack, limit), tokens=stop)
         answer = self._state.allocator.allocate(seq.view, want, self._no_hit)
         if not isinstance(answer, Allocation):
+            self._state.no_space += 1
             return False
         seq.allocated = max(seq.allocated, want.stop)
         self._state.take_pages(answer)

@@ -40,6 +40,7 @@ class Sequence:
         "forked",
         "hit_tokens",
         "keys",
+        "last_token",
         "num_computed",
         "num_prompt",
         "num_scheduled",
@@ -84,6 +85,7 @@ class Sequence:
         self.slid = 0
         self.first_scheduled = -1.0
         self.first_token = -1.0
+        self.last_token = -1.0  # when the newest one was committed; only where somebody observes
         self.preemptions = 0
         self.hit_tokens = 0
         self.tier_tokens = 0

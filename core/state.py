@@ -61,6 +61,8 @@ class EngineState:
         self.computing: dict[bytes, SeqId] = {}
         self.preempted = 0
         self.hit_tokens = 0
+        self.no_space = 0
+        self.rejected: dict[str, int] = {}
         self._held: dict[SeqId, tuple[TableDelta, ...]] = {}
         self._next_seq = 1
 
@@ -194,6 +196,7 @@ class EngineState:
             preemptions=seq.preemptions,
             drafted=seq.drafted,
             accepted=seq.accepted,
+            objectives=seq.request.objectives,
         )
         for part in self.composition.observers:
             try:

@@ -67,6 +67,7 @@ from tokloom.sdk.contracts.model import (
     Tokenizer,
 )
 from tokloom.sdk.contracts.observer import (
+    Exposition,
     Observer,
     ObserverCaps,
 )
@@ -155,6 +156,7 @@ from tokloom.sdk.values.kv import (
     Evicted,
     FormatPair,
     GroupId,
+    GroupStats,
     Hit,
     KVFormat,
     KVGroup,
@@ -242,6 +244,7 @@ __all__ = [
     "DraftPages",
     "DraftStats",
     "Evicted",
+    "Exposition",
     "FinishReason",
     "FormatPair",
     "ForwardBatch",
@@ -251,6 +254,7 @@ __all__ = [
     "GrammarSpec",
     "GrammarSyntax",
     "GroupId",
+    "GroupStats",
     "Health",
     "Hidden",
     "Hit",

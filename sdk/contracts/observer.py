@@ -9,7 +9,9 @@ from tokloom.sdk.values.stats import RequestStats, StepStats
 
 @frozen(kw_only=True)
 class ObserverCaps:
-    """Observers have no options the core cares about."""
+    """What an observer can do. `exposition`: it is an Exposition."""
+
+    exposition: bool = False
 
 
 class Observer(Protocol):
@@ -25,4 +27,12 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """The engine closes. Idempotent."""
+        ...
+
+
+class Exposition(Observer, Protocol):
+    """An observer with something to show to whoever asks over HTTP."""
+
+    def render(self) -> tuple[str, bytes]:
+        """Content type and content. Thread-safe: called off the loop thread, also after `close`."""
         ...

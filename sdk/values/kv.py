@@ -293,8 +293,21 @@ PageOp = ZeroPage | CopyPage | SealPage
 
 
 @frozen
+class GroupStats:
+    """Pages of one group, summed over its pools. `held`: by sequences, leases and operations; `cached`: kept for
+    prefixes only.
+    """
+
+    group: GroupId
+    total: int
+    free: int
+    cached: int
+    held: int
+
+
+@frozen
 class AllocatorStats:
-    """Counters since start, and the pool as it is. Pages summed over groups and pools."""
+    """Counters since start, and the pool as it is. Pages summed over groups and pools; `groups` has them apart."""
 
     total_pages: int = 0
     free_pages: int = 0
@@ -305,3 +318,4 @@ class AllocatorStats:
     evictions: int = 0
     copies: int = 0
     seals: int = 0
+    groups: tuple[GroupStats, ...] = ()

@@ -6,7 +6,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from tokloom.sdk.values.kv import AllocatorStats, CacheKey
-from tokloom.sdk.values.requests import SeqId
+from tokloom.sdk.values.requests import Objectives, SeqId
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error", "scored", "embedded"]
 
@@ -43,11 +43,18 @@ class StepStats:
         step: the step's id; ids grow, and steps that only ran page operations are not reported.
         started, launched, finished: when its planning began, when it was handed to the device, when it was committed.
         rows: target rows computed, drafts included, of which `prefill_rows` were of prompts (recomputed ones too).
-        sequences: spans of the step. `waiting`: sequences that wait to start, after it.
+        sequences: spans of the step. `running`, `waiting`: sequences that run and that wait to start, after it.
+        generated: tokens that sequences got in it.
+        gaps: seconds since the token before, of each sequence that got one and had one.
         drafted, accepted: draft tokens verified and kept.
-        accepted_by_depth: how many spans kept at least 1, 2, ... drafts.
+        drafted_by_depth, accepted_by_depth: how many spans carried, and kept, at least 1, 2, ... drafts.
         preempted, hit_tokens, tier_tokens, faults: since the last report: preemptions; tokens taken from the prefix
             cache, and loaded from tiers, by sequences that started (again); faults of plugins.
+        no_space: since the last report: how often pages were asked for and there were too few.
+        rejected: since start: requests refused, by the error's code.
+        faults_of: since start: faults by plugin, `KIND.NAME`.
+        held_slots, unused_slots: token slots in the pages that running sequences hold, shared ones counted for each,
+            and those of them without a computed token. Of the first group.
         mask_seconds, mask_wait_seconds: what worker threads spent on grammars' masks, added up, and how much of it the
             step waited for; by the processor's own clock.
         kv: the allocator's own numbers after the step.
@@ -62,13 +69,22 @@ class StepStats:
     prefill_rows: int
     sequences: int
     waiting: int
+    running: int = 0
+    generated: int = 0
+    gaps: tuple[float, ...] = ()
     drafted: int = 0
     accepted: int = 0
+    drafted_by_depth: tuple[int, ...] = ()
     accepted_by_depth: tuple[int, ...] = ()
     preempted: int = 0
     hit_tokens: int = 0
     tier_tokens: int = 0
     faults: int = 0
+    no_space: int = 0
+    rejected: Mapping[str, int] = field(factory=dict)
+    faults_of: Mapping[str, int] = field(factory=dict)
+    held_slots: int = 0
+    unused_slots: int = 0
     mask_seconds: float = 0.0
     mask_wait_seconds: float = 0.0
     kv: AllocatorStats = field(factory=AllocatorStats)
@@ -84,6 +100,7 @@ class RequestStats:
         tier_tokens: tokens loaded from tiers, over all its starts.
         queued: until it first started. `ttft`: until its first token. `total`: until its end.
         drafted, accepted: draft tokens verified and kept.
+        objectives: what the request asked for.
     """
 
     request_id: str
@@ -100,6 +117,7 @@ class RequestStats:
     preemptions: int
     drafted: int = 0
     accepted: int = 0
+    objectives: Objectives = field(factory=Objectives)
 
 
 @frozen(kw_only=True)

@@ -15,6 +15,7 @@ from tokloom import Catalog
 _EXTRAS = {
     "cpu": ("torch", "tokenizers", "safetensors", "gguf", "jinja2"),
     "serve": ("starlette", "uvicorn", "pydantic"),
+    "metrics": ("prometheus-client",),
     "grpc": ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"),
     "cuda13": ("flashinfer-python", "triton", "cupy-cuda13x"),
 }

@@ -19,14 +19,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def engine_options(function: F) -> F:
     """`--profile`, `--model`, `--set`."""
+    return options_of_engine("builtin:cpu")(function)
+
+
+def options_of_engine(profile: str) -> Callable[[F], F]:
+    """The same, with another default profile."""
     options = [
-        click.option("--profile", default="builtin:cpu", show_default=True, help="A profile file, or builtin:NAME."),
+        click.option("--profile", default=profile, show_default=True, help="A profile file, or builtin:NAME."),
         click.option("--model", help="A model folder, a .gguf file, org/name@revision, or a name a plugin provides."),
         click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a value of the profile."),
     ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 def sampling_options(function: F) -> F:

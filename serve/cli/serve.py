@@ -13,7 +13,7 @@ import click
 
 from tokloom.api.profiles import Profile, read_profile
 from tokloom.sdk import CompositionError
-from tokloom.serve.cli.options import engine_options
+from tokloom.serve.cli.options import options_of_engine
 from tokloom.serve.http.config import TABLE, ServeSection, option_names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,7 +44,7 @@ def _default(item: "attrs.Attribute[Any]") -> str:
 
 
 @click.command("serve")
-@engine_options
+@options_of_engine("builtin:serve")
 @serve_options
 @click.option(
     "--locked",

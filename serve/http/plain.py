@@ -131,9 +131,7 @@ async def version(service: Service, request: Request) -> Response:
 
 async def metrics(service: Service, request: Request) -> Response:
     """What an observer of the engine exposes for scraping."""
-    engine = service.loaded
-    expose = getattr(engine, "exposition", None)
-    found: tuple[str, bytes] | None = expose() if expose is not None else None
+    found = None if service.loaded is None else service.loaded.exposition()
     if found is None:
         raise HttpError(
             404,

@@ -218,3 +218,14 @@ def test_a_response_may_have_a_form(served: Served) -> None:
 )
 def test_wrong_response_requests_are_refused(served: Served, body: dict[str, Any]) -> None:
     assert refused(served, RESPONSES, **body)
+
+
+def test_metrics_are_shown_where_an_observer_has_them(model: Path) -> None:
+    async def load() -> AsyncEngine:
+        return await AsyncEngine.from_profile("builtin:serve", model=str(model), sets=SETS)
+
+    with serving(load) as server:
+        ask(server, CHAT, **HI)
+        response = server.http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert "tokloom_generated_tokens_total 5.0" in response.text.splitlines()

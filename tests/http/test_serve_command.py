@@ -148,7 +148,7 @@ def test_options_beat_the_profile(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_lock_that_differs_keeps_it_from_starting(model: Path, tmp_path: Path) -> None:
-    made = [*COMMAND, "compose", "--model", str(model), *FLAGS, "--lock"]
+    made = [*COMMAND, "compose", "builtin:serve", "--model", str(model), *FLAGS, "--lock"]
     lock = tmp_path / "lock.toml"
     lock.write_text(subprocess.run(made, capture_output=True, text=True, check=True).stdout)
     with running("--model", str(model), "--locked", str(lock)):

@@ -83,7 +83,7 @@ def test_a_missing_base_points_at_the_line_that_names_it(tmp_path: Path) -> None
 
 
 def test_shipped_profiles_load_and_unknown_ones_suggest() -> None:
-    for name in ("cpu", "cpu-int8", "cpu-latency"):
+    for name in ("cpu", "cpu-int8", "cpu-latency", "serve"):
         assert load(f"builtin:{name}").sections["attention.prefill"].plugin == "torch"
     assert "did you mean builtin:cpu-int8?" in problems("builtin:cpu-int")
 

@@ -19,6 +19,7 @@ from tokloom.sdk import (
     CopyPage,
     Evicted,
     GroupId,
+    GroupStats,
     Hit,
     KVLayout,
     Lease,
@@ -258,6 +259,7 @@ class PagedAllocator:
             evictions=self._evictions,
             copies=self._copies,
             seals=self.seals,
+            groups=tuple(_group_stats(group) for group in self.groups),
         )
 
     def audit(self) -> None:
@@ -375,3 +377,14 @@ class PagedAllocator:
         self._lease_ids += 1
         self.leases[self._lease_ids] = holds
         return Lease(self._lease_ids, main)
+
+
+def _group_stats(group: Group) -> GroupStats:
+    pools = group.pools()
+    return GroupStats(
+        group=group.id,
+        total=sum(pool.size for pool in pools),
+        free=sum(len(pool.free) for pool in pools),
+        cached=sum(len(pool.cached) for pool in pools),
+        held=sum(pool.held for pool in pools),
+    )
