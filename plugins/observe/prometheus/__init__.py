@@ -25,7 +25,7 @@ def _make(options: PrometheusOptions, context: Context) -> Observer:
         raise CompositionError(
             str(error),
             subject="observer.prometheus",
-            remedy="pip install 'tokloom[metrics]', or leave it out of observers",
+            remedy="pip install 'tokloom[metrics]'",
         ) from None
     return PrometheusExporter(options.max_tenants, context.model.name, context.now)
 
