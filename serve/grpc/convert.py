@@ -6,7 +6,7 @@ from typing import Any, Final
 import attrs
 
 from tokloom import ChatMessage, Event, GenerateRequest, SamplingParams, TokenLogprobs
-from tokloom.sdk import Objectives, RequestError, Task
+from tokloom.sdk import GrammarSpec, Objectives, RequestError, Task
 from tokloom.serve.grpc import messages
 
 _TASKS: Final[dict[int, Task]] = {0: "generate", 1: "generate", 2: "score", 3: "embed"}
@@ -55,6 +55,8 @@ def _sampling(message: Any) -> SamplingParams:
             values[field.name] = dict(value)
         elif field.name == "bad_words":
             values[field.name] = tuple(tuple(item.ids) for item in value)
+        elif field.name == "grammar":
+            values[field.name] = GrammarSpec(value.syntax, value.text)
         elif field.name == "stop_token_ids":
             values[field.name] = tuple(value)
         else:

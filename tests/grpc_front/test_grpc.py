@@ -178,6 +178,17 @@ def test_text_ids_scores_and_vectors(model: Path) -> None:
     run(model, scenario)
 
 
+def test_a_grammar_is_kept(model: Path) -> None:
+    async def scenario(server: GrpcServer, engine: AsyncEngine, client: Client) -> None:
+        wanted = {"grammar": {"syntax": "choice", "text": '["left", "right"]'}, "max_tokens": 20}
+        events = [e async for e in client.generate(text="x", sampling=wanted)]
+        assert joined(events, 0)[0] in ("left", "right")
+        error = await refused(client.generate(text="x", sampling={"grammar": {"syntax": "regex", "text": "("}}))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(model, scenario)
+
+
 BAD: list[dict[str, Any]] = [
     {},
     {"text": ""},
