@@ -18,6 +18,7 @@ from tokloom.core.commit import Committer
 from tokloom.core.composition import Composition
 from tokloom.core.device import Handle
 from tokloom.core.events import OutputEvent
+from tokloom.core.logs import get_logger
 from tokloom.core.plan import StepPlan
 from tokloom.core.planner import Planner
 from tokloom.core.pools import PagePools
@@ -38,6 +39,7 @@ from tokloom.sdk import (
     TokloomError,
 )
 
+_LOG = get_logger("engine")
 #: how long a step without anything to launch waits for a tier before it returns, seconds
 NAP = 0.005
 
@@ -100,7 +102,9 @@ class EngineCore:
         except TokloomError as error:
             with self._lock:
                 self.state.rejected[error.code] = self.state.rejected.get(error.code, 0) + 1
+            _LOG.info("rejected", request_id=str(request.request_id)[:200], code=error.code, reason=error.message)
             raise
+        _LOG.debug("added", request_id=request.request_id, prompt_tokens=len(request.prompt_ids))
         self._context.wake()
 
     def _queue(self, request: Request) -> None:

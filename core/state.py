@@ -1,11 +1,13 @@
 """EngineState: who is live and where, what the next plan must carry, and the single exit of every sequence."""
 
 from collections.abc import Callable
+from logging import INFO
 
 from tokloom.core.composition import Composition
 from tokloom.core.events import OutputEvent, TokenLogprobs, Usage
 from tokloom.core.faults import Faults
 from tokloom.core.keys import KeyChain
+from tokloom.core.logs import get_logger
 from tokloom.core.plan import RowBegin
 from tokloom.core.policy import GuardedPolicy
 from tokloom.core.runner import Runner
@@ -62,6 +64,7 @@ class EngineState:
         self.preempted = 0
         self.hit_tokens = 0
         self.no_space = 0
+        self._log = get_logger("engine")
         self.rejected: dict[str, int] = {}
         self._held: dict[SeqId, tuple[TableDelta, ...]] = {}
         self._next_seq = 1
@@ -138,6 +141,8 @@ class EngineState:
         self.tiers.preempted(seq.seq_id)
         self.policy.observe(SchedEvent(kind="preempted", at=self.now(), seq_id=seq.seq_id))
         self.waiting[seq.seq_id] = seq
+        if self._log.isEnabledFor(INFO):
+            self._log.info("preempted", request_id=seq.request.request_id, child=seq.child, times=seq.preemptions)
 
     def finish(self, seq: Sequence, reason: FinishReason, error: TokloomError | None = None) -> None:
         """The single exit. The sequence's last event is emitted here, its resources return."""
@@ -156,6 +161,21 @@ class EngineState:
             self._end_unborn(seq, reason, error, usage)
         self.policy.observe(SchedEvent(kind="finished", at=now, seq_id=seq.seq_id))
         self._observe(seq, reason, now)
+        if self._log.isEnabledFor(INFO):
+            self._report(seq, reason, error, usage)
+
+    def _report(self, seq: Sequence, reason: FinishReason, error: TokloomError | None, usage: Usage) -> None:
+        said = {} if error is None else {"error": str(error)}
+        self._log.info(
+            "finished",
+            request_id=seq.request.request_id,
+            child=seq.child,
+            reason=reason,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            seconds=round(usage.total, 3),
+            **said,
+        )
 
     def _end_unborn(self, seq: Sequence, reason: FinishReason, error: TokloomError | None, usage: Usage) -> None:
         """Children that were never forked end as their parent did: a caller gets one last event for each of n."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import logging
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ import click
 from tokloom import __version__
 from tokloom.sdk import TokloomError
 from tokloom.sdk.errors import exit_code
+from tokloom.serve.cli.logs import LEVELS, Format, configure
 
 #: command -> (module, attribute, one line); modules are imported when the command is used
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -50,11 +50,14 @@ class _Lazy(click.Group):
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tokloom")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-@click.option("--verbose", "-v", is_flag=True, help="Log what the engine does to standard error.")
-def cli(debug: bool, verbose: bool) -> None:
+@click.option("--verbose", "-v", is_flag=True, help="The same as --log-level info.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="Log to standard error from here on.  [default: warning]")
+@click.option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True)
+@click.pass_obj
+def cli(own_process: bool | None, debug: bool, verbose: bool, log_level: str | None, log_format: Format) -> None:
     """A plugin-based microkernel for LLM inference."""
-    if verbose:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    if own_process:
+        configure(log_level or ("info" if verbose else "warning"), log_format)
 
 
 def main() -> None:
@@ -62,7 +65,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets a stand-in, not an error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    sys.exit(_guarded(lambda: cli.main(standalone_mode=False)))
+    sys.exit(_guarded(lambda: cli.main(standalone_mode=False, obj=True)))
 
 
 def _guarded(run: Callable[[], Any]) -> int:

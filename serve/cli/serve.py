@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,7 +71,6 @@ def serve(
     loaded = read_profile(profile, model=model, sets=changes, claims={TABLE: ServeSection})
     section: ServeSection = loaded.claims[TABLE]
     names = section.served_model_name or (_model_name(loaded),)
-    _log_to_stderr()
     asyncio.run(run_until_signal(section, names, lambda: _load(loaded, locked), _say))
     return 0
 
@@ -125,11 +122,6 @@ def _compose(profile: Profile, locked: Path | None) -> Any:
         composer.close()
         raise
     return composition
-
-
-def _log_to_stderr() -> None:
-    """Warnings and errors, unless --verbose set it up already."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
 
 
 def _say(text: str) -> None:
