@@ -1,7 +1,6 @@
 """EngineState: who is live and where, what the next plan must carry, and the single exit of every sequence."""
 
 from collections.abc import Callable
-from logging import INFO
 
 from tokloom.core.composition import Composition
 from tokloom.core.events import OutputEvent, TokenLogprobs, Usage
@@ -141,8 +140,7 @@ class EngineState:
         self.tiers.preempted(seq.seq_id)
         self.policy.observe(SchedEvent(kind="preempted", at=self.now(), seq_id=seq.seq_id))
         self.waiting[seq.seq_id] = seq
-        if self._log.isEnabledFor(INFO):
-            self._log.info("preempted", request_id=seq.request.request_id, child=seq.child, times=seq.preemptions)
+        self._log.info("preempted", request_id=seq.request.request_id, child=seq.child, times=seq.preemptions)
 
     def finish(self, seq: Sequence, reason: FinishReason, error: TokloomError | None = None) -> None:
         """The single exit. The sequence's last event is emitted here, its resources return."""
@@ -161,8 +159,7 @@ class EngineState:
             self._end_unborn(seq, reason, error, usage)
         self.policy.observe(SchedEvent(kind="finished", at=now, seq_id=seq.seq_id))
         self._observe(seq, reason, now)
-        if self._log.isEnabledFor(INFO):
-            self._report(seq, reason, error, usage)
+        self._report(seq, reason, error, usage)
 
     def _report(self, seq: Sequence, reason: FinishReason, error: TokloomError | None, usage: Usage) -> None:
         said = {} if error is None else {"error": str(error)}

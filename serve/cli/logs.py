@@ -44,7 +44,12 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        entry = {"time": at, "level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
+        entry: dict[str, object] = {
+            "time": at,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
         entry |= {name: value for name, value in _fields(record).items() if name not in entry}
         if record.exc_info is not None:
             entry["traceback"] = self.formatException(record.exc_info)
