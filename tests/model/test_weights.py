@@ -1,6 +1,9 @@
 """Weight methods against float64."""
 
+import os
 import random
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,3 +139,23 @@ def test_the_compiled_kernel_is_right_for_every_number_of_rows(shape: tuple[int,
 def test_a_packed_matrix_takes_the_bytes_of_the_plain_one() -> None:
     weight = matrices((960,), 576, 3)[0].bfloat16()
     assert CompiledLinear(weight, None, 1).nbytes == weight.nbytes
+
+
+@needs_compiled
+def test_threads_that_end_take_their_buffers_along() -> None:
+    linear = CompiledLinear(matrices((32,), 4096, 3)[0].bfloat16(), None, 1)
+    x = matrices((128,), 4096, 4)[0].bfloat16()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def multiply_in_threads(count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=linear.apply, args=(x,))
+            thread.start()
+            thread.join()
+
+    multiply_in_threads(5)
+    before = resident()
+    multiply_in_threads(60)
+    assert resident() - before < 20 << 20

@@ -14,6 +14,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #include <omp.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -120,6 +121,45 @@ AVX static void by_vectors(const Call *c, int64_t first, int64_t end, int64_t bl
             strip(c, row, end - row < 6 ? end - row : 6, block, block + 4 < last ? block + 4 : last);
 }
 
+/* A buffer of the calling thread, which goes with the thread; NULL where there is no memory. */
+typedef struct {
+    size_t held;
+    uint16_t *rows;
+} Scratch;
+
+static pthread_key_t scratch_key;
+static int scratch_failed;
+
+static void drop_scratch(void *scratch)
+{
+    free(((Scratch *)scratch)->rows);
+    free(scratch);
+}
+
+static void make_scratch_key(void) { scratch_failed = pthread_key_create(&scratch_key, drop_scratch); }
+
+static uint16_t *scratch_rows(size_t bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_scratch_key);
+    if (scratch_failed)
+        return NULL;
+    Scratch *scratch = pthread_getspecific(scratch_key);
+    if (!scratch) {
+        scratch = calloc(1, sizeof *scratch);
+        if (!scratch || pthread_setspecific(scratch_key, scratch)) {
+            free(scratch);
+            return NULL;
+        }
+    }
+    if (bytes > scratch->held) {
+        free(scratch->rows);
+        scratch->rows = aligned_alloc(64, bytes);
+        scratch->held = scratch->rows ? bytes : 0;
+    }
+    return scratch->rows;
+}
+
 /* A tiles `[rows / 16][in / 32][16][32]` of rows `[first, end)`, zeros where there is nothing */
 AMX static void pack_rows(const Call *c, int64_t first, int64_t end, uint16_t *packed)
 {
@@ -211,21 +251,14 @@ typedef struct {
 /* returns 0 where there was no memory */
 AMX static int by_tiles(const Call *c, int64_t first, int64_t end, int64_t block, int64_t last)
 {
-    static _Thread_local uint16_t *packed;
-    static _Thread_local size_t held;
     const Matrix *w = c->matrix;
     int64_t most = PACKED_BYTES / (2 * w->padded) / CHUNK * CHUNK;
     if (most < CHUNK)
         most = CHUNK;
     int64_t span = (end - first + CHUNK - 1) / CHUNK * CHUNK;
-    size_t wanted = (size_t)((span < most ? span : most) * w->padded) * 2;
-    if (wanted > held) {
-        free(packed);
-        packed = aligned_alloc(64, wanted);
-        held = packed ? wanted : 0;
-        if (!packed)
-            return 0;
-    }
+    uint16_t *packed = scratch_rows((size_t)((span < most ? span : most) * w->padded) * 2);
+    if (!packed)
+        return 0;
     volatile TileConfig config = {.palette = 1}; /* compilers have dropped stores that only LDTILECFG reads */
     for (int i = 0; i < 8; i++) {
         config.bytes[i] = 64;
