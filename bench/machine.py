@@ -58,3 +58,21 @@ def wait_quiet(pids: Sequence[int], patience: float = 10.0, limit: float = 0.1) 
         if load.share() < limit:
             return True
     return False
+
+
+def describe() -> dict[str, str | int]:
+    """What a reader of a measurement wants to know of the machine."""
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "processor": names[0] if names else "",
+        "processors": os.cpu_count() or 1,
+        "memory_mb": memory[0] if memory else 0,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,1 @@
+"""Load on a server that speaks OpenAI's API: `tokloom bench serve URL`."""
