@@ -25,6 +25,7 @@ from tokloom.core.pools import PagePools
 from tokloom.core.requests import admissible
 from tokloom.core.runner import PagesLost, Runner, StepResult
 from tokloom.core.sequence import Sequence
+from tokloom.core.shown import shown
 from tokloom.core.state import EngineState
 from tokloom.sdk import (
     AdaptedModel,
@@ -102,7 +103,8 @@ class EngineCore:
         except TokloomError as error:
             with self._lock:
                 self.state.rejected[error.code] = self.state.rejected.get(error.code, 0) + 1
-            _LOG.info("rejected", request_id=str(request.request_id)[:200], code=error.code, reason=error.message)
+            name = shown(getattr(request, "request_id", None))  # whatever was given
+            _LOG.info("rejected", request_id=name, code=error.code, reason=error.message)
             raise
         _LOG.debug("added", request_id=request.request_id, prompt_tokens=len(request.prompt_ids))
         self._context.wake()
