@@ -235,7 +235,7 @@ def heads_are_evicted_before_tails(self: PagedAllocator, row: Row) -> list[tuple
     return held_by(self, row)[::-1]
 
 
-@bug(PrefixIndex, "forget", "I7", "KV-10", "KV-19", "P2")
+@bug(PrefixIndex, "forget", "I7", "KV-10", "KV-19", "P2", "P7")
 def an_evicted_page_can_still_be_found(self: PrefixIndex, key: bytes) -> None:
     self.scopes[self.pages[key]] = None
 
