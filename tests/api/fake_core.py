@@ -90,7 +90,7 @@ class FakeCore:
         self.drawn = 0
         self.before_return: Callable[[list[OutputEvent]], None] = lambda events: None
         settings = SimpleNamespace(max_sequences=4, threads=1)
-        self.composition: Any = SimpleNamespace(settings=settings)
+        self.composition: Any = SimpleNamespace(settings=settings, observers=())
 
     @property
     def held(self) -> set[tuple[str, int]]:

@@ -59,6 +59,7 @@ def fake_core(
     core = Paced(answer, burst=lambda: burst, limit=limit)
     core.composition = SimpleNamespace(
         settings=SimpleNamespace(max_sequences=sequences, max_model_tokens=4096, threads=1),
+        observers=(),
         model=SimpleNamespace(spec=SimpleNamespace(vocab_size=258, generation=GenerationDefaults())),
     )
     return core
