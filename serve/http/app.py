@@ -3,6 +3,8 @@
 Plain ASGI all the way, so that a streamed token passes through two small functions and no queue.
 """
 
+import asyncio
+import contextlib
 import time
 from typing import Any
 from uuid import uuid4
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokloom.serve.http.auth import check_key
+from tokloom.serve.http.bodies import DISCARD
 from tokloom.serve.http.errors import ClientGone, body_of, encode, headers_of, status_of
 from tokloom.serve.http.generation import send_json
 from tokloom.serve.http.openapi import document
@@ -24,6 +27,8 @@ from tokloom.serve.keys import Keys
 
 #: longest request id that is taken from a client
 _LONGEST_ID = 128
+#: how long the body of a request that is refused may take to come
+_DISCARD_SECONDS = 1.0
 
 
 def build_app(service: Service, keys: tuple[str, ...] = ()) -> ASGIApp:
@@ -119,6 +124,8 @@ class Guarded:
             if status:  # the answer has begun: only an end of the connection can say that it is not whole
                 raise
             headers = headers_of(error)
+            if unread and b"expect" not in names:  # who asks first has not sent it
+                await _discard(reading)
             if unread:  # what is left of the body must not be taken for the next request
                 headers["connection"] = "close"
             body = encode(body_of(error, request_id_of(scope)))
@@ -132,3 +139,15 @@ class Guarded:
         inner: dict[str, Any] = {**scope, "path_params": parameters}
         response = await handler(self._service, Request(inner, receive))
         await response(inner, receive, send)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read what is left of a body, within bounds: its sender reads the answer only after it has sent all."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while size < DISCARD:
+                message = await receive()
+                if not message.get("more_body", False):
+                    return
+                size += len(message["body"])

@@ -13,8 +13,9 @@ from tokloom.serve.http.errors import ClientGone, HttpError
 from tokloom.serve.http.requests import EXPECTED, UNSUPPORTED
 
 M = TypeVar("M", bound=BaseModel)
-#: what is read and thrown away of a body that is too long, so that its sender gets to read the refusal
-_DISCARD: Final = 1 << 20
+#: what is read and thrown away of a body that is refused, so that its sender gets to read why: a connection that is
+#: closed with unread bytes is reset
+DISCARD: Final = 1 << 20
 _SHOWN: Final = 5
 #: how pydantic calls the members of a union
 _MEMBERS: Final = frozenset({"str", "int", "constrained-str", "constrained-int", "list", "none"})
@@ -52,7 +53,7 @@ async def _read(request: Request, limit: int) -> bytes:
         size += len(piece)
         if size > limit:
             pieces.clear()
-            if size > limit + _DISCARD:
+            if size > limit + DISCARD:
                 break
         else:
             pieces.append(piece)

@@ -222,11 +222,13 @@ def test_what_is_left_of_a_refused_body_is_no_second_request(served: Served) -> 
     inner = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     with served.connect() as connection:
         connection.sendall(raw_post("/nowhere", inner))
+        connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         answer = b""
         while piece := connection.recv(65536):
             answer += piece
     assert answer.startswith(b"HTTP/1.1 404")
-    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.count(b"HTTP/1.1") == 2
+    assert b'"version"' in answer
 
 
 def test_token_ids_that_the_model_lacks(served: Served) -> None:
@@ -255,3 +257,16 @@ def test_bytes_that_are_no_http_get_an_answer_and_an_end(served: Served, data: b
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
     assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/models", 405), (CHAT, 415)])
+def test_a_refusal_before_the_body_was_read_arrives_and_keeps_the_connection(path: str, status: int) -> None:
+    """The body comes late, in two pieces: a server that closes on unread bytes resets the connection."""
+    with serving_core(fake_core(spell("a"))) as served, served.connect() as connection:
+        for _ in range(2):
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: text/x\r\ncontent-length: 60000\r\n\r\n"
+            connection.sendall(head.encode() + b"x" * 100)
+            connection.sendall(b"x" * 59900)
+            answer = connection.recv(65536)
+            assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+            assert b"connection: close" not in answer.lower()
