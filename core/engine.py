@@ -103,7 +103,8 @@ class EngineCore:
         except TokloomError as error:
             with self._lock:
                 self.state.rejected[error.code] = self.state.rejected.get(error.code, 0) + 1
-            name = shown(getattr(request, "request_id", None))  # whatever was given
+            name = getattr(request, "request_id", None)  # whatever was given
+            name = name[:200] if isinstance(name, str) else shown(name)
             _LOG.info("rejected", request_id=name, code=error.code, reason=error.message)
             raise
         _LOG.debug("added", request_id=request.request_id, prompt_tokens=len(request.prompt_ids))
