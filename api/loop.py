@@ -43,7 +43,7 @@ class EngineLoop:
         self._refusing = False
         self._ending = False
         self._failure: TokloomError | None = None
-        self._numbers = core.numbers()
+        self._numbers = Numbers()
         self._thread = threading.Thread(target=self._run, name="tokloom-engine", daemon=True)
         atexit.register(self.end)
         self._thread.start()
@@ -119,6 +119,7 @@ class EngineLoop:
     def _run(self) -> None:
         failure: TokloomError | None = None
         try:
+            self._numbers = self.core.numbers()
             while not self._ending:
                 if not self.core.busy:
                     self.core.wait(_IDLE)
