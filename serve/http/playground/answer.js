@@ -16,7 +16,7 @@ export class Answer {
     this.calls = [];
     this.usage = null;
     this.reason = "";
-    for (const part of node.querySelectorAll(".answer .text, .calls, .meta")) part.replaceChildren();
+    for (const part of node.querySelectorAll(".answer .text, .body, .calls, .meta")) part.replaceChildren();
     this.#find(".reasoning").hidden = true;
     this.#find(".fault").hidden = true;
     for (const button of node.querySelectorAll("footer button")) button.hidden = true;
@@ -59,7 +59,7 @@ export class Answer {
     const reasoning = this.#find(".reasoning");
     reasoning.hidden = !this.reasoning;
     if (this.reasoning) showText(reasoning.querySelector(".text"), this.reasoning);
-    showText(this.#find(":scope > .text"), this.text);
+    showText(this.#find(".body"), this.text);
     this.#showCalls();
     this.#find(".meta").textContent = this.#measured();
     this.node.dispatchEvent(new Event("grown", { bubbles: true }));

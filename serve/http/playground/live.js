@@ -6,6 +6,7 @@ import { count, rate, share } from "./text.js";
 const PERIOD = 1000;
 const SLOWEST = 8000;
 const POINTS = 60;
+const SHORTEST = 0.5; // seconds that a rate is taken over, at least
 
 const by = (id) => document.getElementById(id);
 
@@ -14,6 +15,7 @@ export class Live {
   #asking = false;
   #wait = PERIOD;
   #before = null;
+  #mark = null; // the snapshot that the next rates begin at
   #series = { decode: [], prefill: [] };
 
   // `heard(error)`: after each try, with nothing where it went well.
@@ -49,26 +51,28 @@ export class Live {
   #take(now) {
     const before = this.#before;
     this.#before = now;
-    if (before && now.uptime < before.uptime) this.#series = { decode: [], prefill: [] }; // another process
-    else if (before) {
-      const span = now.uptime - before.uptime;
-      this.#add("decode", (now.generated_tokens - before.generated_tokens) / span);
-      this.#add("prefill", (now.prefill_tokens - before.prefill_tokens) / span);
+    const fresh = !before || now.uptime < before.uptime; // another process counts from zero
+    if (fresh) {
+      this.#series = { decode: [], prefill: [] };
+      this.#mark = now;
     }
+    this.#measure(now);
     this.#showRates();
     showGroups(now.groups);
     showFacts(now);
-    if (!before || now.uptime < before.uptime || changed(before, now)) showPlugins(now);
+    if (fresh || changed(before, now)) showPlugins(now);
     const held = now.groups.reduce((sum, group) => sum + group.held, 0);
     const total = now.groups.reduce((sum, group) => sum + group.total, 0);
     by("digest").textContent = `${rate(this.#series.decode.at(-1) ?? 0)} tok/s · KV ${share(held, total)}`;
   }
 
-  #add(name, value) {
-    if (!Number.isFinite(value)) return;
-    const series = this.#series[name];
-    series.push(Math.max(0, value));
-    if (series.length > POINTS) series.shift();
+  #measure(now) {
+    const span = now.uptime - this.#mark.uptime;
+    if (span < SHORTEST) return;
+    this.#series.decode.push((now.generated_tokens - this.#mark.generated_tokens) / span);
+    this.#series.prefill.push((now.prefill_tokens - this.#mark.prefill_tokens) / span);
+    for (const series of Object.values(this.#series)) if (series.length > POINTS) series.shift();
+    this.#mark = now;
   }
 
   #showRates() {
