@@ -110,13 +110,18 @@ function showGroups(groups) {
     find(".count").textContent = `${count(group.held + group.cached)} of ${count(group.total)}`;
     find(".held-count").textContent = `${count(group.held)} held`;
     find(".cached-count").textContent = `${count(group.cached)} cached`;
-    find(".format").textContent = `${group.page_tokens} tokens each`;
-    find(".format").title = [group.format, group.open_format].filter(Boolean).join(" + ");
-    find(".meter .held").style.width = `${(100 * group.held) / (group.total || 1)}%`;
-    find(".meter .cached").style.width = `${(100 * group.cached) / (group.total || 1)}%`;
+    find(".size").textContent = `${count(group.page_tokens)} tokens each`;
+    find(".format").textContent = [group.format, group.open_format].filter(Boolean).join(" + ");
+    find(".meter .held").style.width = width(group.held, group.total);
+    find(".meter .cached").style.width = width(group.cached, group.total);
     const said = `${group.held} pages held and ${group.cached} cached of ${group.total}`;
     find(".meter").setAttribute("aria-label", said);
   });
+}
+
+// A single page of many can be seen too.
+function width(pages, total) {
+  return pages ? `max(3px, ${(100 * pages) / total}%)` : "0";
 }
 
 function showFacts(now) {
@@ -141,7 +146,10 @@ function changed(before, now) {
 
 function showPlugins(now) {
   by("plugin-count").textContent = count(now.plugins.length);
-  by("engine").textContent = `${now.model}, ${now.dtype} on ${now.device}, ${count(now.max_model_tokens)} tokens of context`;
+  const origins = new Set(now.plugins.map(origin));
+  const all = origins.size === 1 ? ` All plugins are of ${[...origins][0]}.` : "";
+  by("engine").textContent =
+    `${now.model}, ${now.dtype} on ${now.device}, context of ${count(now.max_model_tokens)} tokens.${all}`;
   by("plugin-list").replaceChildren(
     ...now.plugins.map((plugin) => {
       const node = clone("plugin");
@@ -150,11 +158,15 @@ function showPlugins(now) {
       node.querySelector(".name").textContent = plugin.plugin;
       node.querySelector(".origin").textContent = faults
         ? `${count(faults)} ${faults === 1 ? "fault" : "faults"}`
-        : `${plugin.distribution} ${plugin.version}`;
+        : all ? "" : origin(plugin);
       node.classList.toggle("faulty", faults > 0);
       return node;
     }),
   );
+}
+
+function origin(plugin) {
+  return `${plugin.distribution} ${plugin.version}`;
 }
 
 function clone(id) {
