@@ -136,7 +136,7 @@ function showFacts(now) {
 }
 
 function drafts(now) {
-  if (now.drafted) return `${share(now.accepted, now.drafted)} (${count(now.accepted)})`;
+  if (now.drafted) return `${share(now.accepted, now.drafted)} (${count(now.accepted)} of ${count(now.drafted)})`;
   return now.plugins.some((plugin) => plugin.kind === "speculator") ? "none yet" : "no speculator";
 }
 
@@ -147,7 +147,7 @@ function changed(before, now) {
 function showPlugins(now) {
   by("plugin-count").textContent = count(now.plugins.length);
   const origins = new Set(now.plugins.map(origin));
-  const all = origins.size === 1 ? ` All plugins are of ${[...origins][0]}.` : "";
+  const all = origins.size === 1 ? ` All plugins from ${[...origins][0]}.` : "";
   by("engine").textContent =
     `${now.model}, ${now.dtype} on ${now.device}, context of ${count(now.max_model_tokens)} tokens.${all}`;
   by("plugin-list").replaceChildren(
