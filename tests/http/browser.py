@@ -155,7 +155,7 @@ class Page:
     def until(self, expression: str) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + _PATIENCE
-        while not self.value(expression):
+        while self.value(expression) is not True:
             assert time.monotonic() < end, f"never: {expression}\n{self.problems}\n{self.value('document.body.innerText')}"
             time.sleep(0.02)
 
