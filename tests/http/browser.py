@@ -96,9 +96,7 @@ class Browser:
         page = self._pages[session] = Page(self, session, context)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.send(f"{domain}.enable")
-        page.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch
-        )
+        page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.send("Emulation.setEmulatedMedia", features=[scheme])
         return page
@@ -156,7 +154,9 @@ class Page:
         """Wait until an expression is true."""
         end = time.monotonic() + _PATIENCE
         while self.value(expression) is not True:
-            assert time.monotonic() < end, f"never: {expression}\n{self.problems}\n{self.value('document.body.innerText')}"
+            assert time.monotonic() < end, (
+                f"never: {expression}\n{self.problems}\n{self.value('document.body.innerText')}"
+            )
             time.sleep(0.02)
 
     def text(self, selector: str) -> str:
@@ -164,9 +164,9 @@ class Page:
         return str(self.value(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1)?.textContent ?? ''"))
 
     def shown(self, selector: str) -> bool:
-        """Whether the last element of that kind takes up room."""
+        """Whether the last element of that kind can be seen."""
         found = f"[...document.querySelectorAll({json.dumps(selector)})].at(-1)"
-        return bool(self.value(f"({found}?.getClientRects().length ?? 0) > 0"))
+        return bool(self.value(f"{found}?.checkVisibility() ?? false"))
 
     def click(self, selector: str) -> None:
         """A press of the mouse where the last element of that kind is."""
