@@ -19,8 +19,8 @@ class GroupPages:
         layers: how many.
         window: visible keys, or None for full attention.
         format, open_format: what pages hold, and what the pool of fresh tokens holds; empty without one.
-        total: pages of its pools. `held`: by sequences, leases and operations; `cached`: kept for prefixes only; `free`:
-            the rest that can be taken at once.
+        total: pages of its pools. `held`: by sequences, leases and operations; `cached`: kept for prefixes only;
+            `free`: those that hold nothing.
     """
 
     group: int

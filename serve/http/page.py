@@ -1,4 +1,4 @@
-"""The playground: a page at / and its files, as they lie in the package. Nothing is built, nothing comes from elsewhere.
+"""The playground: a page at / and its files, as they lie in the package. Nothing is built or comes from elsewhere.
 
 Every file has a route of its own, made when the server starts, so no path is ever taken from a request.
 """

@@ -1,6 +1,7 @@
 """Snapshots against counts made from what callers gave and got."""
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import Sequence
@@ -167,7 +168,7 @@ def test_any_thread_may_ask_while_the_engine_works_and_counters_only_grow(model:
         return seen
 
     seen = asyncio.run(main())
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         assert before.uptime < after.uptime
         assert all(old <= new for old, new in zip(counters(before), counters(after), strict=True))
         assert after.groups[0].held + after.groups[0].cached + after.groups[0].free <= after.groups[0].total

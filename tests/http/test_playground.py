@@ -43,15 +43,6 @@ def served() -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def real(model: Path) -> Iterator[Served]:
-    async def load() -> AsyncEngine:
-        return await AsyncEngine.from_profile("builtin:cpu", model=model, sets=SETS)
-
-    with serving(load) as server:
-        yield server
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,119 +1,25 @@
-"""The page in a real browser, against real servers: what a person sees, and what must never happen."""
+"""Chatting with the page in a real browser, against real servers: what is asked, shown, stopped, and told."""
 
 import json
 import random
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Browser, Page, find_chromium
-from fake_core import ByteTokenizer, FakeCore, spell
+from fake_core import ByteTokenizer, spell
 from served import CHAT, Served, endless, eventually, fake_core, freed, serving, serving_core
 from tiny_chat import SETS
+from visiting import IDLE, READY, ask, choose, faked, numbers, say, visiting
 
 from tokloom.api import AsyncEngine
 from tokloom.api.profiles import Secret
 from tokloom.sdk import Request
 
-PROGRAM = find_chromium()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed"),
-]
-SNAPSHOT = "/v1/tokloom/snapshot"
-IDLE = "document.querySelector('.turn') !== null && document.querySelector('.busy') === null"
-READY = "document.getElementById('state').textContent === 'ready' && document.getElementById('model').length > 0"
-#: text colours against the ground they stand on, of all that is seen: [ratio, text] below what WCAG AA asks for
-FAINT = """
-(() => {
-  const paint = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const rgba = (text) => {
-    paint.clearRect(0, 0, 1, 1); paint.fillStyle = text; paint.fillRect(0, 0, 1, 1);
-    return [...paint.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (color) => {
-    const [r, g, b] = color.slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const color = rgba(getComputedStyle(at).backgroundColor);
-      if (color[3] === 255) return color;
-    }
-    return [255, 255, 255, 255];
-  };
-  const found = [];
-  for (const node of document.querySelectorAll("body *")) {
-    const own = [...node.childNodes].some((part) => part.nodeType === 3 && part.data.trim());
-    if (!own || !node.checkVisibility() || node.closest(".unseen, .skip, select")) continue;
-    const [a, b] = [light(rgba(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) found.push([ratio, node.textContent.slice(0, 40)]);
-  }
-  return found;
-})()
-"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert PROGRAM is not None
-    made = Browser(PROGRAM, tmp_path_factory.mktemp("browser"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def real(model: Path) -> Iterator[Served]:
-    async def load() -> AsyncEngine:
-        return await AsyncEngine.from_profile("builtin:cpu", model=model, sets=SETS)
-
-    with serving(load) as server:
-        yield server
-
-
-@contextmanager
-def visiting(browser: Browser, url: str, *, expect: str = "", ready: str = READY, **screen: Any) -> Iterator[Page]:
-    """A page that must end with a clean console, but for what the test expects, and without a request elsewhere."""
-    page = browser.page(**screen).open(url + "/")
-    try:
-        page.until(ready)
-        yield page
-        strange = [text for text in page.problems if not (expect and re.search(expect, text))]
-        assert not strange
-        assert page.requests
-        assert all(address.startswith((url, "data:")) for address in page.requests)
-    finally:
-        page.close()
-
-
-@contextmanager
-def faked(browser: Browser, core: FakeCore, tokenizer: ByteTokenizer | None = None, **screen: Any) -> Iterator[Page]:
-    with serving_core(core, tokenizer) as served, visiting(browser, served.url, **screen) as page:
-        yield page
-
-
-def choose(page: Page, **values: object) -> None:
-    """Sampling controls, as if they were typed into."""
-    for name, value in values.items():
-        page.value("document.getElementById('settings').open = true")
-        page.type(f"[name={name}]", str(value))
-
-
-def say(page: Page, text: str) -> None:
-    page.type("#prompt", text)
-    page.press("Enter")
-
-
-def ask(page: Page, text: str) -> str:
-    """What the page shows as the answer once it is whole."""
-    say(page, text)
-    page.until(IDLE)
-    return page.text(".body")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")]
 
 
 # -- chat --------------------------------------------------------------------------------------------------------------
@@ -463,163 +369,3 @@ def test_it_lives_on_when_the_server_comes_back_with_another_model(browser: Brow
         assert ask(page, "c") == "new"
         assert not [text for text in page.problems if not re.search(expect, text)]
         page.close()
-
-
-# -- the live view -----------------------------------------------------------------------------------------------------
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", text.replace("\u202f", ""))]
-
-
-def test_the_live_view_shows_the_snapshot(browser: Browser, real: Served) -> None:
-    with visiting(browser, real.url) as page:
-        choose(page, temperature=0, max_tokens=60)
-        for text in ("A long question, to fill more than one page.", "b"):
-            ask(page, text)
-        found = real.http.get(SNAPSHOT).json()
-        page.until(f"document.getElementById('steps').textContent.replace('\\u202f', '') === '{found['steps']}'")
-        (group,) = found["groups"]
-        assert group["cached"] > 0
-        assert numbers(page.text(".group .count")) == [group["held"] + group["cached"], group["total"]]
-        assert numbers(page.text(".held-count") + page.text(".cached-count")) == [group["held"], group["cached"]]
-        assert numbers(page.value("document.querySelector('.meter').getAttribute('aria-label')")) == [
-            group["held"],
-            group["cached"],
-            group["total"],
-        ]
-        assert page.text(".format") == group["format"]
-        part = "document.querySelector('.meter .cached').offsetWidth / document.querySelector('.meter').offsetWidth"
-        page.until(f"Math.abs({part} - {group['cached'] / group['total']}) < 0.03")  # it moves there
-        started = found["hit_tokens"] + found["prefill_tokens"]
-        assert numbers(page.text("#hits")) == [round(100 * found["hit_tokens"] / started), found["hit_tokens"]]
-        assert page.text("#drafts") == "no speculator"
-        assert (numbers(page.text("#running")), page.text("#waiting")) == ([0, 4], "0")
-        shown = page.value(
-            "[...document.querySelectorAll('#plugin-list li')].map(n => [...n.children].map(c => c.textContent).slice(0, 2))"
-        )
-        assert shown == [[plugin["section"], plugin["plugin"]] for plugin in found["plugins"]]
-        assert found["model"] in page.text("#engine")
-        assert page.value("document.querySelector('#decode-line .line').getAttribute('d').startsWith('M')")
-
-
-def test_rates_are_differences_over_the_engines_clock(browser: Browser, real: Served) -> None:
-    base = real.http.get(SNAPSHOT).json()
-    steps = [(0.0, 0, 0), (2.0, 100, 30), (4.0, 150, 30), (1.0, 0, 0), (2.0, 8, 5)]  # the fourth is another process
-    answers = [
-        {**base, "uptime": up, "generated_tokens": drawn, "prefill_tokens": prefill} for up, drawn, prefill in steps
-    ]
-    with visiting(browser, real.url) as page:
-        page.value(
-            f"void (window.rates = [], window.left = {json.dumps(answers)}, window.fetch = () =>"
-            " Promise.resolve(new Response(JSON.stringify(left.length > 1 ? left.shift() : left[0]))))"
-        )
-        page.value(
-            "void new MutationObserver(() => rates.push([document.getElementById('decode').textContent,"
-            " document.getElementById('prefill').textContent])).observe(document.getElementById('decode'),"
-            " {childList: true, characterData: true, subtree: true})"
-        )
-        page.until("window.left.length === 1")
-        page.until("document.getElementById('decode').textContent === '8.0'")
-        seen = [first for first, _ in page.value("rates")]
-        assert [text for text in seen if text not in ("0", "")][-3:] == ["50.0", "25.0", "8.0"]
-        assert page.text("#prefill") == "5.0"
-        assert page.text("#decode-peak") == "8.0"
-
-
-def test_a_hidden_page_asks_for_nothing(browser: Browser, real: Served) -> None:
-    def asked(page: Page) -> int:
-        page.value("1")
-        return sum(address.endswith(SNAPSHOT) for address in page.requests)
-
-    hide = "void (Object.defineProperty(document, 'hidden', {get: () => %s, configurable: true}),"
-    hide += " document.dispatchEvent(new Event('visibilitychange')))"
-    with visiting(browser, real.url) as page:
-        page.until("new Promise((done) => setTimeout(() => done(true), 2200))")
-        before = asked(page)
-        assert before >= 2
-        page.value(hide % "true")
-        page.until("new Promise((done) => setTimeout(() => done(true), 2500))")
-        assert asked(page) <= before + 1  # one may have been on its way
-        page.value(hide % "false")
-        eventually(lambda: asked(page) > before + 1)
-
-
-# -- what it looks like ------------------------------------------------------------------------------------------------
-
-LONG = "w" * 300 + " word " * 60 + "\n```\n" + "code " * 80 + "\n```\n"
-
-
-def wide(page: Page) -> Any:
-    """What sticks out: [element, right edge] beyond the window, unless something around it scrolls."""
-    return page.value(
-        """[document.documentElement, document.body, document.getElementById('log'), document.querySelector('aside')]
-           .filter((n) => n.scrollWidth > n.clientWidth).map((n) => [n.tagName, n.scrollWidth, n.clientWidth])"""
-    )
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_on_a_phone_nothing_sticks_out(browser: Browser, dark: bool) -> None:
-    core = fake_core(spell(LONG))
-    with faked(browser, core, width=360, height=740, touch=True, dark=dark) as page:
-        assert page.value("innerWidth") == 360
-        assert not wide(page)
-        for name in ("live", "plugins", "settings"):
-            assert page.value(f"document.getElementById('{name}').open") is False
-        assert page.shown("#digest")
-        ask(page, LONG)
-        assert page.text(".body").startswith("w" * 300)
-        assert not wide(page)
-        for name in ("live", "plugins", "settings"):
-            page.click(f"#{name} summary")
-            page.until(f"document.getElementById('{name}').open")
-            assert not wide(page)
-            box = page.value("(r => [r.top, r.bottom])(document.getElementById('prompt').getBoundingClientRect())")
-            assert 0 < box[0] < box[1] <= 740
-            page.click(f"#{name} summary")
-
-
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_stands_out_from_its_ground(browser: Browser, real: Served, dark: bool, width: int) -> None:
-    with visiting(browser, real.url, width=width, dark=dark, expect="status of 400") as page:
-        page.value("void document.querySelectorAll('aside details').forEach((n) => { n.open = true })")
-        assert page.value(FAINT) == []
-        choose(page, temperature=0, max_tokens=9)
-        ask(page, "a")
-        ask(page, "x" * 400)  # an error
-        assert page.value(FAINT) == []
-        dim = page.value("getComputedStyle(document.body).backgroundColor")
-        assert (sum(numbers(dim)) < 150) == dark
-
-
-def test_what_has_the_focus_can_be_seen(browser: Browser, real: Served) -> None:
-    with visiting(browser, real.url) as page:
-        page.value("document.querySelector('.skip').focus()")
-        seen: set[str] = set()
-        for _ in range(40):
-            page.press("Tab")
-            here = page.value(
-                "(n => [n.id || n.name || n.className || n.tagName, getComputedStyle(n).outlineStyle])(document.activeElement)"
-            )
-            if here[0] == "BODY":
-                break
-            seen.add(here[0])
-            assert here[1] != "none", here
-        assert {"model", "new", "prompt", "log", "system", "temperature", "seed"} <= seen
-
-
-def test_a_wide_page_shows_everything_at_once(browser: Browser, real: Served) -> None:
-    with visiting(browser, real.url) as page:
-        assert all(page.value(f"document.getElementById('{name}').open") for name in ("live", "plugins", "settings"))
-        assert not wide(page)
-        assert page.value("document.activeElement.id") == "prompt"
-        page.send("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=False)
-        page.until("!document.getElementById('live').open")
-        assert not wide(page)
-
-
-def test_under_a_prefix_it_works_as_well(browser: Browser) -> None:
-    core = fake_core(spell("fine"))
-    with serving_core(core, root_path="/llm") as served, visiting(browser, served.url) as page:
-        assert ask(page, "a") == "fine"
