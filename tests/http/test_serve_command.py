@@ -22,7 +22,7 @@ from tokloom.core.profile.types import AutoByteSize, ByteSize, Secret
 from tokloom.sdk import ProfileError, TokloomError
 from tokloom.sdk.errors import exit_code
 from tokloom.serve.cli.main import cli
-from tokloom.serve.http.config import ServeSection, option_names
+from tokloom.serve.http.config import ServeSection, is_switch, option_names
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from tokloom.serve.cli import main; main()"]
@@ -104,6 +104,19 @@ def test_a_server_says_where_it_is_answers_and_ends_at_a_signal(model: Path) -> 
         assert "shutting down" in errors
         assert "Traceback" not in errors
         assert "one" not in server.said.split()
+
+
+@pytest.mark.parametrize(("arguments", "status"), [((), 200), (("--no-playground",), 404), (("--playground",), 200)])
+def test_the_playground_is_switched_by_an_option(
+    model: Path, tmp_path: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    profile = tmp_path / "my.toml"
+    switch = "true" if "--no-playground" in arguments else "false"
+    if arguments:  # options win
+        profile.write_text(f'schema = 1\nextends = "builtin:cpu"\n[serve]\nplayground = {switch}\n')
+        arguments += ("--profile", str(profile))
+    with running("--model", str(model), *arguments) as server:
+        assert server.http.get("/").status_code == status
 
 
 def test_grpc_is_served_beside_http(model: Path) -> None:
@@ -224,6 +237,8 @@ def test_every_key_is_an_option_and_in_the_docs_and_the_schema() -> None:
     for item in attrs.fields(ServeSection):
         option = option_names().get(item.name, "--api-key-env`, `--api-key-file")
         cell = f" {_default(item)} " if _default(item) else " "
+        if is_switch(item):
+            option = f"{option}`, `--no-{option.removeprefix('--')}"
         row = f"| `{item.name}` | `{option}` |{cell}| {item.metadata['help']} |"
         assert row in page, row
         assert schema["properties"][item.name]["description"] == item.metadata["help"]
@@ -233,4 +248,6 @@ def _default(item: "attrs.Attribute[Any]") -> str:
     value: Any = item.default
     if item.type in (ByteSize, AutoByteSize):
         return f"{value >> 20}MiB"
+    if is_switch(item):
+        return str(value).lower()
     return "" if value in ("", (), None) else f"{value:g}" if item.type is float else str(value)

@@ -11,7 +11,7 @@ from served import serving_core
 
 SNAPSHOT = "/v1/tokloom/snapshot"
 IDLE = "document.querySelector('.turn') !== null && document.querySelector('.busy') === null"
-READY = "document.getElementById('state').textContent === 'ready' && document.getElementById('model').length > 0"
+READY = "document.getElementById('state')?.textContent === 'ready' && document.getElementById('model').length > 0"
 #: text colours against the ground they stand on, of all that is seen: [ratio, text] below what WCAG AA asks for
 FAINT = """
 (() => {
