@@ -8,7 +8,6 @@ involved are known.
 import hashlib
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from tokloom.core.catalog import Catalog
@@ -133,8 +132,8 @@ class Composer:
             observers=tuple(self._builder.optional(profile.observers, "observer", context)),
             adapters=adapters,
             **self._logits(context),
+            used=self._builder.used,  # last: the others are made by now
         )
-        composition = attrs.evolve(composition, used=self._builder.used)
         check_weights(composition.weights, spec)
         note_given_up(composition, self.explanation)
         self._explain(base.formats, composition, budget)
