@@ -65,6 +65,8 @@ from tokloom.sdk.contracts.model import (
     ModelSpec,
     Progress,
     Tokenizer,
+    Tool,
+    ToolCall,
 )
 from tokloom.sdk.contracts.observer import (
     Exposition,
@@ -147,6 +149,7 @@ from tokloom.sdk.values.drafts import (
     DraftStats,
     OnDevice,
 )
+from tokloom.sdk.values.json import JSON
 from tokloom.sdk.values.kv import (
     DTYPE_BYTES,
     Allocation,
@@ -199,6 +202,7 @@ from tokloom.sdk.values.stats import (
 __all__ = [
     "CONTRACTS",
     "DTYPE_BYTES",
+    "JSON",
     "KINDS",
     "NO_DRAFT",
     "PROJECT",
@@ -338,6 +342,8 @@ __all__ = [
     "TokenSegment",
     "Tokenizer",
     "TokloomError",
+    "Tool",
+    "ToolCall",
     "Transform",
     "TransformingCodec",
     "Unsupported",
