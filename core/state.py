@@ -7,6 +7,7 @@ from tokloom.core.events import OutputEvent, TokenLogprobs, Usage
 from tokloom.core.faults import Faults
 from tokloom.core.keys import KeyChain
 from tokloom.core.logs import get_logger
+from tokloom.core.numbers import Numbers, Totals
 from tokloom.core.plan import RowBegin
 from tokloom.core.policy import GuardedPolicy
 from tokloom.core.runner import Runner
@@ -60,6 +61,7 @@ class EngineState:
         self.launched = 0
         self.settled = 0
         self.computing: dict[bytes, SeqId] = {}
+        self.totals = Totals()
         self.preempted = 0
         self.hit_tokens = 0
         self.no_space = 0
@@ -67,6 +69,23 @@ class EngineState:
         self.rejected: dict[str, int] = {}
         self._held: dict[SeqId, tuple[TableDelta, ...]] = {}
         self._next_seq = 1
+
+    def numbers(self) -> Numbers:
+        """Everything that is counted, now."""
+        return Numbers(
+            running=len(self.running),
+            waiting=len(self.waiting) + len(self.loading),
+            steps=self.totals.steps,
+            prefill_tokens=self.totals.prefill_tokens,
+            hit_tokens=self.hit_tokens,
+            tier_tokens=self.tiers.loaded_tokens,
+            generated_tokens=self.totals.generated_tokens,
+            drafted=self.totals.drafted,
+            accepted=self.totals.accepted,
+            preemptions=self.preempted,
+            faults=self.faults.counts,
+            kv=self.allocator.stats(),
+        )
 
     def create(self, request: Request, child: int, tokens: list[int], arrival: float, seed: int) -> Sequence:
         """A new live sequence, in no container yet."""

@@ -8,6 +8,7 @@ involved are known.
 import hashlib
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from tokloom.core.catalog import Catalog
@@ -133,6 +134,7 @@ class Composer:
             adapters=adapters,
             **self._logits(context),
         )
+        composition = attrs.evolve(composition, used=self._builder.used)
         check_weights(composition.weights, spec)
         note_given_up(composition, self.explanation)
         self._explain(base.formats, composition, budget)

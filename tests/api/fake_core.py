@@ -8,6 +8,7 @@ from typing import Any
 from attrs import define, field
 
 from tokloom.core.events import OutputEvent, TokenLogprobs, Usage
+from tokloom.core.numbers import Numbers
 from tokloom.sdk import JSON, CapacityError, ChatMessage, FinishReason, Request, RequestError, Tool
 
 BOS, EOS = 256, 257
@@ -129,6 +130,9 @@ class FakeCore:
         row = self._rows.get((request_id, child))
         if row is not None and row.over is None:
             row.over = "stop"
+
+    def numbers(self) -> Numbers:
+        return Numbers(running=len(self._rows), steps=self.steps, generated_tokens=self.drawn)
 
     def wait(self, timeout: float) -> None:
         self._woken.wait(timeout)
