@@ -10,7 +10,7 @@ from typing import Any, Final
 from tokloom.api.types import GenerateRequest
 from tokloom.core.checks import MAX_INTEGER, Checks
 from tokloom.core.parameters import validate
-from tokloom.core.requests import clean_objectives, clean_priority
+from tokloom.core.requests import clean_objectives, clean_priority, clean_trace
 from tokloom.core.shown import shown
 from tokloom.sdk import (
     ChatMessage,
@@ -80,6 +80,7 @@ def check(request: GenerateRequest, subject: str) -> None:
     validate(request.sampling, MAX_INTEGER, subject)
     clean_priority(request.priority, Checks(subject))
     clean_objectives(request.objectives, Checks(subject))
+    clean_trace(request.trace, Checks(subject))
 
 
 def _check_text(text: object, name: str, subject: str) -> None:
@@ -134,6 +135,8 @@ def prepare(
         tenant=request.tenant,
         objectives=request.objectives,
         scope=scope,
+        chat=uses_template(request, tokenizer),
+        trace=request.trace,
     )
 
 

@@ -15,6 +15,7 @@ from tokloom.sdk import (
     SamplingParams,
     Task,
     TokloomError,
+    TraceContext,
 )
 
 __all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
@@ -70,6 +71,7 @@ class GenerateRequest:
         request_id: empty takes a fresh one.
         salt: requests with different salts never share cached KV.
         objectives: service objectives; its `deadline` ends the request that many seconds after arrival.
+        trace: the caller's span (`TraceContext.parse`), the parent of what observers record of this request.
     """
 
     prompt: str | None = None
@@ -88,6 +90,7 @@ class GenerateRequest:
     tenant: str = ""
     salt: str = ""
     objectives: Objectives = field(factory=Objectives)
+    trace: TraceContext | None = None
 
 
 @frozen(kw_only=True)

@@ -129,6 +129,9 @@ from tokloom.sdk.offers import (
     Unsupported,
     hookimpl,
 )
+from tokloom.sdk.secrets import (
+    Secret,
+)
 from tokloom.sdk.values.batches import (
     AdapterRows,
     AttnBatch,
@@ -190,10 +193,14 @@ from tokloom.sdk.values.requests import (
 from tokloom.sdk.values.stats import (
     FinishReason,
     RequestStats,
+    RequestSummary,
     SchedEvent,
     StepStats,
     TierEvent,
     TierStats,
+)
+from tokloom.sdk.values.tracing import (
+    TraceContext,
 )
 
 __all__ = [
@@ -317,6 +324,7 @@ __all__ = [
     "Request",
     "RequestError",
     "RequestStats",
+    "RequestSummary",
     "SamplingParams",
     "SchedEvent",
     "SchedulerCaps",
@@ -324,6 +332,7 @@ __all__ = [
     "Scope",
     "SealPage",
     "SealingCodec",
+    "Secret",
     "SeqId",
     "SequenceView",
     "SlotRequest",
@@ -338,6 +347,7 @@ __all__ = [
     "TokenSegment",
     "Tokenizer",
     "TokloomError",
+    "TraceContext",
     "Transform",
     "TransformingCodec",
     "Unsupported",
