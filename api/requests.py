@@ -11,7 +11,7 @@ from tokloom.api.conversations import check_conversation, check_text
 from tokloom.api.types import GenerateRequest
 from tokloom.core.checks import MAX_INTEGER, Checks
 from tokloom.core.parameters import validate
-from tokloom.core.requests import clean_objectives, clean_priority
+from tokloom.core.requests import clean_objectives, clean_priority, clean_trace
 from tokloom.core.shown import shown
 from tokloom.sdk import (
     ChatMessage,
@@ -79,6 +79,7 @@ def check(request: GenerateRequest, subject: str) -> None:
     validate(request.sampling, MAX_INTEGER, subject)
     clean_priority(request.priority, Checks(subject))
     clean_objectives(request.objectives, Checks(subject))
+    clean_trace(request.trace, Checks(subject))
 
 
 def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool:
@@ -120,6 +121,8 @@ def prepare(
         tenant=request.tenant,
         objectives=request.objectives,
         scope=scope,
+        chat=uses_template(request, tokenizer),
+        trace=request.trace,
     )
 
 

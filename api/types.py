@@ -18,6 +18,7 @@ from tokloom.sdk import (
     Task,
     TokloomError,
     Tool,
+    TraceContext,
 )
 
 __all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
@@ -89,6 +90,7 @@ class GenerateRequest:
         request_id: empty takes a fresh one.
         salt: requests with different salts never share cached KV.
         objectives: service objectives; its `deadline` ends the request that many seconds after arrival.
+        trace: the caller's span (`TraceContext.parse`), the parent of what observers record of this request.
     """
 
     prompt: str | None = None
@@ -110,6 +112,7 @@ class GenerateRequest:
     tenant: str = ""
     salt: str = ""
     objectives: Objectives = field(factory=Objectives)
+    trace: TraceContext | None = None
 
 
 @frozen(kw_only=True)

@@ -131,6 +131,9 @@ from tokloom.sdk.offers import (
     Unsupported,
     hookimpl,
 )
+from tokloom.sdk.secrets import (
+    Secret,
+)
 from tokloom.sdk.values.batches import (
     AdapterRows,
     AttnBatch,
@@ -193,10 +196,14 @@ from tokloom.sdk.values.requests import (
 from tokloom.sdk.values.stats import (
     FinishReason,
     RequestStats,
+    RequestSummary,
     SchedEvent,
     StepStats,
     TierEvent,
     TierStats,
+)
+from tokloom.sdk.values.tracing import (
+    TraceContext,
 )
 
 __all__ = [
@@ -321,6 +328,7 @@ __all__ = [
     "Request",
     "RequestError",
     "RequestStats",
+    "RequestSummary",
     "SamplingParams",
     "SchedEvent",
     "SchedulerCaps",
@@ -328,6 +336,7 @@ __all__ = [
     "Scope",
     "SealPage",
     "SealingCodec",
+    "Secret",
     "SeqId",
     "SequenceView",
     "SlotRequest",
@@ -344,6 +353,7 @@ __all__ = [
     "TokloomError",
     "Tool",
     "ToolCall",
+    "TraceContext",
     "Transform",
     "TransformingCodec",
     "Unsupported",
