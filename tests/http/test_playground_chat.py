@@ -131,7 +131,7 @@ def test_keys_send_break_lines_and_stop(browser: Browser) -> None:
         assert page.text(".question .text") == "a\nb"
         page.press("Escape")
         page.until(IDLE)
-        assert not core.held
+        eventually(lambda: not core.held)
         assert page.text(".meta").endswith("stopped")
 
 

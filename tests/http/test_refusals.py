@@ -207,7 +207,7 @@ def test_a_client_that_asks_first_is_told_before_it_sends(served: Served) -> Non
     assert b"100 Continue" not in answer
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat", "/v1/audio", "/v1/models/", "/%00", "/..%2f"])
+@pytest.mark.parametrize("path", ["/none", "/v1", "/v1/", "/v1/chat", "/v1/audio", "/v1/models/", "/%00", "/..%2f"])
 def test_paths_that_are_not_there(served: Served, path: str) -> None:
     refused(served.http.get(path), 404, "not_found")
 
