@@ -2,13 +2,17 @@
 
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import attrs
 import grpc
 import pytest
 from engine_world import DIGESTS, World, compose, request
@@ -18,6 +22,7 @@ pytest.importorskip("opentelemetry.proto", reason="opentelemetry-proto is not in
 from collectors import KINDS, Collector, http_collector, plain
 
 from tokloom.core.profile import ProfileProblems
+from tokloom.plugins.observe.otel import OtelOptions
 from tokloom.plugins.observe.otel.observer import OtelObserver
 from tokloom.plugins.observe.otel.spans import Ended, Writer
 from tokloom.sdk import (
@@ -544,6 +549,17 @@ def test_a_connection_that_broke_while_it_idled_is_made_again(http: Collector) -
         sender.close()
 
 
+def test_a_collector_may_say_when_to_come_again(http: Collector) -> None:
+    from tokloom.plugins.observe.otel.sending import HttpSender, Verdict
+
+    http.statuses = [503, 429]
+    sender = HttpSender(http.url, {}, "", compress=False)
+    for after in (0.0, -1.0):
+        answer = sender.send(b"", 60)
+        assert (answer.verdict, answer.after) == (Verdict.AGAIN, after)
+    sender.close()
+
+
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
@@ -657,6 +673,33 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(CompositionError, match=r"tokloom\[otel\]") as caught:
         compose(observers=("otel",))
     assert caught.value.subject == "observer.otel"
+
+
+def test_every_option_attribute_and_event_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text(encoding="utf-8")
+    text = page[page.index("## Traces") : page.index("## Logs")]
+    for field in attrs.fields(OtelOptions):
+        assert f"`{field.name}`" in text, field.name
+    asked = RequestSummary(grammar="json_object", min_p=0.1, repetition_penalty=2.0, top_k=3, seed=1, n=2)
+    sequence = stats(asked=asked, tenant="t", preempted=(0.5,), finish_reason="error", error="plugin")
+    span = Writer("m", {}, "server", "1").span(
+        Ended(sequences=(sequence,), begin=0, trace_id=b"a" * 16, span_id=b"b" * 8)
+    )
+    names = {*plain(span.attributes), *(event.name for event in span.events), *plain(span.events[0].attributes)}
+    documented = set(re.findall(r"`((?:gen_ai|tokloom|error)\.[a-z_.]+)`", text))
+    assert documented == names
+
+
+def test_the_profile_of_the_page_composes(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text(encoding="utf-8")
+    found = re.search(r"^```toml\n(.*?)^```", page[page.index("## Traces") :], re.MULTILINE | re.DOTALL)
+    assert found is not None
+    monkeypatch.setenv("OTLP_AUTHORIZATION", "Bearer x")
+    section = tomllib.loads(found[1])["observers"][1]
+    composition = compose(observers=(section,))
+    (part,) = composition.observers
+    assert part.id == "observer.otel"
+    part.plugin.close()
 
 
 # -- several engines, and the process ----------------------------------------------------------------------------------
