@@ -184,6 +184,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "scope None": ({"scope": None}, "scope"),
     "salt half a character": (scope(salt="\ud800"), "scope.salt"),
     "salt a number": (scope(salt=3), "scope.salt"),
+    "trace is a header": ({"trace": "00-1-2-01"}, "trace"),
+    "chat is a number": ({"chat": 1}, "chat"),
     "adapter": (scope(adapter=b"digest"), "scope.adapter"),
     "adapter by name": (scope(adapter="red"), "scope.adapter"),
     "media text": (scope(media="digest"), "scope.media"),
@@ -209,11 +211,11 @@ def drain(world: World) -> None:
     raise AssertionError("still busy")
 
 
-def serves(world: World) -> None:
+def serves(world: World, tokens: int = 5) -> None:
     """A good request gets its tokens, and nothing is held or remembered afterwards."""
-    world.add(request("good", GOOD, max_tokens=5))
+    world.add(request("good", GOOD, max_tokens=tokens))
     drain(world)
-    assert world.outcomes.pop(("good", 0)).said == (greedy(GOOD, 5), "length")
+    assert world.outcomes.pop(("good", 0)).said == (greedy(GOOD, tokens), "length")
     world.finish()
 
 
@@ -459,7 +461,7 @@ def fuzz(world: World, rules: settings) -> None:
     @example(options={"bad_words": [[token] for token in range(VOCAB)]})
     def program(options: dict[str, Any]) -> None:
         became[refused_or_served(options, lambda fields: world.core.add(build("odd", fields)), world)] += 1
-        serves(world)
+        serves(world, tokens=2)
 
     program()
     assert min(became["refused"], became["served"]) > 0.2 * became.total(), became
@@ -471,7 +473,7 @@ def test_random_requests_that_are_the_same_in_every_run(world: World) -> None:
 
 @pytest.mark.slow
 def test_random_requests_that_are_new_in_every_run(world: World) -> None:
-    fuzz(world, settings(FUZZ, max_examples=4000))
+    fuzz(world, settings(FUZZ, max_examples=1500))
 
 
 # -- through the embedding API ----------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def grpc_collector() -> Iterator[Collector]:
         return collector.answer()
 
     server = grpc.server(ThreadPoolExecutor(4))
-    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    handlers: dict[str, Any] = {"Export": grpc.unary_unary_rpc_method_handler(export)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(METHOD, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

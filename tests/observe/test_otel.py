@@ -130,7 +130,7 @@ def test_a_span_says_what_the_answer_says(collector: Collector, protocol: str) -
 
 
 def seconds(span: Any, moment: int) -> float:
-    return (moment - span.start_time_unix_nano) / 1e9
+    return float(moment - span.start_time_unix_nano) / 1e9
 
 
 def test_the_caller_is_the_parent_and_a_request_without_one_begins_a_trace(http: Collector) -> None:
@@ -431,7 +431,7 @@ def test_random_headers_never_do_harm() -> None:
 def test_no_context_can_be_made_that_no_header_could_say() -> None:
     for wrong in ((TRACE, "x"), ("0" * 32, PARENT), (TRACE, PARENT, 256), (TRACE, PARENT, 1, "A=1"), (1, 2, None, 3)):
         with pytest.raises(RequestError, match="trace"):
-            TraceContext(*wrong)  # type: ignore[arg-type]
+            TraceContext(*wrong)
     world = World(compose())
     with pytest.raises(RequestError, match="trace"):
         world.core.add(request("r", [1, 2], trace=GOOD))

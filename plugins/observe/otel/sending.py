@@ -5,11 +5,11 @@ import gzip
 import http.client
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from attrs import frozen
@@ -159,7 +159,7 @@ class GrpcSender:
         else:
             self._channel = grpc.insecure_channel(target, options, compression)
         self._metadata = tuple(headers.items())
-        self._call = self._channel.unary_unary(_METHOD)
+        self._call: Callable[..., bytes] = self._channel.unary_unary(_METHOD)
         codes = grpc.StatusCode
         self._again = {codes.CANCELLED, codes.DEADLINE_EXCEEDED, codes.ABORTED, codes.OUT_OF_RANGE}
         self._again |= {codes.UNAVAILABLE, codes.DATA_LOSS}
@@ -178,9 +178,9 @@ class GrpcSender:
         self._channel.close()
 
 
-def _may_retry(error: object) -> bool:
+def _may_retry(error: Any) -> bool:
     """Whether a collector that is full says that it will not always be: it sends google.rpc.RetryInfo."""
-    trailers = getattr(error, "trailing_metadata", tuple)() or ()
+    trailers = error.trailing_metadata() or ()
     return any(
         name == "grpc-status-details-bin" and isinstance(value, bytes) and b"google.rpc.RetryInfo" in value
         for name, value in trailers
