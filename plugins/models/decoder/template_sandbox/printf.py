@@ -87,12 +87,12 @@ class BoundedFormatter(Formatter):
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
         """`!s`, `!r` and `!a`."""
-        if conversion is None:
-            return value
+        if conversion is None or conversion not in "sra":
+            return super().convert_field(value, conversion)  # which refuses what it does not know
         if conversion == "s":
             return self._runtime.text(value)
         text = self._runtime.repr(value)
-        return ascii(value) if conversion == "a" else super().convert_field(text, "s")
+        return ascii(value) if conversion == "a" else text
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """One field, whose size counts before the fields are put together."""

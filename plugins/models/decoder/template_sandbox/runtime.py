@@ -12,7 +12,6 @@ from tokloom.plugins.models.decoder.template_sandbox.budget import (
     MAX_DATA_DEPTH,
     MAX_ITEMS,
     MAX_LAZY,
-    Budget,
     TemplateLimit,
 )
 from tokloom.plugins.models.decoder.template_sandbox.methods import (
@@ -26,7 +25,6 @@ from tokloom.plugins.models.decoder.template_sandbox.operators import Operators
 from tokloom.plugins.models.decoder.template_sandbox.values import (
     LISTS,
     SIZED,
-    VIEWS,
     Cycler,
     Function,
     Group,
@@ -213,7 +211,7 @@ class Runtime(Operators):
     def collect(self, value: Any) -> list[Any]:
         """Its items, as a list of its own."""
         if type(value) in SIZED:
-            self.items(len(value), 8 if type(value) is not range else 40)
+            self.items(len(value), 8 if type(value) in LISTS else 88)
             return list(value)
         made: list[Any] = []
         source = value if isinstance(value, Iterator) and type(value) is not BoundedLoop else self.iterate(value)
@@ -329,5 +327,3 @@ def _plain_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
     return call
 
-
-__all__ = ["VIEWS", "BoundedLoop", "Runtime"]

@@ -78,6 +78,53 @@ class TemplateMacro(Macro):
     """A macro, named so that its type can be compared."""
 
 
+class Cycler:
+    """`cycler(a, b, …)`."""
+
+    __slots__ = ("_items", "_position")
+
+    def __init__(self, items: tuple[object, ...]) -> None:
+        if not items:
+            raise RuntimeError("at least one item has to be provided")
+        self._items = items
+        self._position = 0
+
+    @property
+    def current(self) -> object:
+        """What `next` gives."""
+        return self._items[self._position]
+
+    def next(self) -> object:
+        """This item; then the next is the current one."""
+        found = self.current
+        self._position = (self._position + 1) % len(self._items)
+        return found
+
+    def reset(self) -> None:
+        """Begin again."""
+        self._position = 0
+
+    def __repr__(self) -> str:
+        return "<Cycler>"
+
+
+class Joiner:
+    """`joiner(sep)`: nothing at the first call, then `sep`."""
+
+    __slots__ = ("_sep", "_used")
+
+    def __init__(self, sep: object) -> None:
+        self._sep = sep
+        self._used = False
+
+    def __call__(self) -> object:
+        used, self._used = self._used, True
+        return self._sep if used else ""
+
+    def __repr__(self) -> str:
+        return "<Joiner>"
+
+
 def _public(name: str) -> None:
     if name.startswith("_"):
         raise SecurityError(f"a namespace takes no name that begins with an underscore: {name[:40]!r}")
