@@ -1,5 +1,6 @@
 """The filters of templates: Jinja's own meaning, with what each may cost counted before it happens."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from json import dumps
 from math import ceil, floor
@@ -10,13 +11,15 @@ from jinja2.utils import pass_environment, url_quote
 from markupsafe import escape
 
 from tokloom.plugins.models.decoder.template_sandbox import methods, sequences
-from tokloom.plugins.models.decoder.template_sandbox.budget import MAX_ITEMS, MAX_TEXT, TemplateLimit
+from tokloom.plugins.models.decoder.template_sandbox.budget import MAX_TEXT, TemplateLimit
 from tokloom.plugins.models.decoder.template_sandbox.printf import printf
 from tokloom.plugins.models.decoder.template_sandbox.runtime import Runtime
-from tokloom.plugins.models.decoder.template_sandbox.values import NUMBERS, SIZED, Undefined
+from tokloom.plugins.models.decoder.template_sandbox.values import SIZED, Undefined
 
 #: characters of a text that becomes a number
 _DIGITS: Final = 400
+_WORD: Final = re.compile(r"\w+")
+_TITLE: Final = re.compile(r"[-\s({\[<]+|[^-\s({\[<]+")
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -68,24 +71,16 @@ def _truncate(
 
 def _title(runtime: Runtime, value: Any, /) -> str:
     text = runtime.text(value)
-    runtime.spend(3 + (len(text) >> 1), len(text))
-    made: list[str] = []
-    fresh = True
-    for letter in text:
-        made.append(letter.upper() if fresh else letter.lower())
-        fresh = letter in "-({[<" or letter.isspace()
-    return runtime.made("".join(made))
+    runtime.spend(3 + (len(text) >> 1))
+    runtime.items(sum(1 for _ in _TITLE.finditer(text)), 64)
+    words = (match.group() for match in _TITLE.finditer(text))
+    return runtime.made("".join(word[0].upper() + word[1:].lower() for word in words))
 
 
 def _wordcount(runtime: Runtime, value: Any, /) -> int:
     text = runtime.text(value)
     runtime.spend(3 + (len(text) >> 1))
-    inside, count = False, 0
-    for letter in text:
-        word = letter.isalnum() or letter == "_"
-        count += word and not inside
-        inside = word
-    return count
+    return sum(1 for _ in _WORD.finditer(text))
 
 
 def _escape(runtime: Runtime, value: Any, /) -> str:
@@ -105,7 +100,7 @@ def _urlencode(runtime: Runtime, value: Any, /) -> str:
 
 def _quoted(runtime: Runtime, value: Any, *, for_qs: bool = True) -> str:
     text = runtime.text(value)
-    runtime.spend(3 + (len(text) >> 1))
+    runtime.spend(3 + (len(text) >> 1), 24 * len(text))
     runtime.room(len(text) * 12 if not text.isascii() else len(text) * 3)
     return runtime.made(url_quote(text, for_qs=for_qs))
 
@@ -257,11 +252,8 @@ _TABLE: Final[Mapping[str, Callable[..., Any]]] = {
     "tojson": _tojson,
     "trim": _trim,
     "truncate": _truncate,
-    "upper": _method("upper"),
     "urlencode": _urlencode,
     "wordcount": _wordcount,
     **sequences.TABLE,
 }
 FILTERS: Final[dict[str, Callable[..., Any]]] = {name: pass_environment(call) for name, call in _TABLE.items()}
-
-__all__ = ["FILTERS", "MAX_ITEMS", "NUMBERS"]

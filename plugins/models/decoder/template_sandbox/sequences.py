@@ -13,8 +13,8 @@ from tokloom.plugins.models.decoder.template_sandbox.methods import join as join
 from tokloom.plugins.models.decoder.template_sandbox.runtime import BoundedLoop, Runtime
 from tokloom.plugins.models.decoder.template_sandbox.values import (
     LISTS,
-    SCALARS,
     SIZED,
+    VIEWS,
     Function,
     Group,
     Joiner,
@@ -300,7 +300,7 @@ def _divisible(runtime: Runtime, value: Any, /, num: Any) -> bool:
 
 
 def _sequence(value: Any) -> bool:
-    return (type(value) in SIZED and type(value) not in (set(),)) or isinstance(value, Undefined)
+    return (type(value) in SIZED and type(value) not in VIEWS) or isinstance(value, Undefined)
 
 
 def _iterable(value: Any) -> bool:
@@ -346,5 +346,3 @@ _TESTS: Final[Mapping[str, Callable[..., bool]]] = {
     **dict.fromkeys(("<=", "le"), _ordered("lteq")),
 }
 TESTS: Final[dict[str, Callable[..., bool]]] = {name: pass_environment(test) for name, test in _TESTS.items()}
-
-__all__ = ["SCALARS", "TABLE", "TESTS", "getter"]
