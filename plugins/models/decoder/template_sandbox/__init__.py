@@ -13,7 +13,13 @@ from typing import Any, Final
 from jinja2 import TemplateSyntaxError
 from jinja2.runtime import Context, missing
 
-from tokloom.plugins.models.decoder.template_sandbox.budget import MAX_TEXT, TemplateFailure, TemplateLimit
+from tokloom.plugins.models.decoder.template_sandbox.budget import (
+    MAX_MEMORY,
+    MAX_SYNTAX_DEPTH,
+    MAX_TEXT,
+    TemplateFailure,
+    TemplateLimit,
+)
 from tokloom.plugins.models.decoder.template_sandbox.compiler import compile_template
 from tokloom.plugins.models.decoder.template_sandbox.filters import FILTERS
 from tokloom.plugins.models.decoder.template_sandbox.functions import FUNCTIONS, clock_function
@@ -72,14 +78,15 @@ def _guarded(function: Callable[[], Any]) -> Any:
     except (TemplateLimit, TemplateFailure) as error:
         problem: Exception = error
     except RecursionError:
-        problem = TemplateLimit("the depth of a template", 0)
+        problem = TemplateLimit("the depth of a template", MAX_SYNTAX_DEPTH)
     except MemoryError:  # CPython's parser says so of nested code, and only memory that others hold makes it true
-        problem = TemplateLimit("memory", 0)
+        problem = TemplateLimit("memory", MAX_MEMORY)
     except TemplateSyntaxError as error:
         problem = TemplateFailure(_shortened(f"line {error.lineno}: {error.message}"))
     except Exception as error:  # a template raises what its expressions raise
         problem = TemplateFailure(_shortened(str(error) or type(error).__name__))
-    raise problem.with_traceback(None) from None
+    problem.__context__ = None
+    raise problem.with_traceback(None)
 
 
 def _shortened(text: str) -> str:

@@ -3,7 +3,7 @@
 Nothing is computed while compiling: Jinja's optimizer is off, and only texts of the template are folded.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -11,7 +11,6 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokloom.plugins.models.decoder.template_sandbox.budget import MAX_SOURCE, TemplateLimit
@@ -73,20 +72,22 @@ def compile_template(text: str) -> Program:
 
 class _Guarded(CodeGenerator):
     _costs: Costs
+    _around: Mapping[int, tuple[str, str]] = {}  # noqa: RUF012
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         self._costs = Costs(node)
-        self._around: dict[int, tuple[str, str]] = {}
+        around: dict[int, tuple[str, str]] = {}
         for loop in node.find_all(nodes.For):
-            self._around[id(loop.iter)] = ("g_iterate(", ")")
+            around[id(loop.iter)] = ("g_iterate(", ")")
             if loop.test is not None:
                 cost = self._costs.conditions[id(loop.test)]
-                self._around[id(loop.test)] = (f"(g_spend({cost.work}, {cost.memory}) or (", "))")
+                around[id(loop.test)] = (f"(g_spend({cost.work}, {cost.memory}) or (", "))")
         for call in node.find_all((nodes.Call, nodes.Filter, nodes.Test)):
             if call.dyn_args is not None:
-                self._around[id(call.dyn_args)] = ("g_unpack(", ")")
+                around[id(call.dyn_args)] = ("g_unpack(", ")")
             if call.dyn_kwargs is not None:
-                self._around[id(call.dyn_kwargs)] = ("g_unpack_map(", ")")
+                around[id(call.dyn_kwargs)] = ("g_unpack_map(", ")")
+        self._around = around
         super().visit_Template(node, frame)
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
@@ -257,5 +258,3 @@ def _short(node: object) -> bool:
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Guarded
 
-
-__all__ = ["Context", "Program", "compile_template"]
