@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tokloom.api.async_engine import AsyncEngine
     from tokloom.api.engine import Engine
     from tokloom.api.loading import open_tokenizer
+    from tokloom.api.snapshot import Snapshot
     from tokloom.api.types import Event, GenerateRequest, Result, TokenLogprobs, Usage
 
 _HOMES = {
@@ -17,6 +18,7 @@ _HOMES = {
     "Event": "types",
     "GenerateRequest": "types",
     "Result": "types",
+    "Snapshot": "snapshot",
     "TokenLogprobs": "types",
     "Usage": "types",
     "open_tokenizer": "loading",
@@ -28,6 +30,7 @@ __all__ = [
     "Event",
     "GenerateRequest",
     "Result",
+    "Snapshot",
     "TokenLogprobs",
     "Usage",
     "open_tokenizer",

@@ -1,6 +1,7 @@
 """AsyncEngine: the embedding API for asyncio."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from tokloom.api.loading import Loader, Progress
 from tokloom.api.loop import EngineLoop
 from tokloom.api.mailbox import Mailbox
 from tokloom.api.recommended import recommended
+from tokloom.api.snapshot import Snapshot, snapshot
 from tokloom.api.types import Event, GenerateRequest
 from tokloom.core.catalog import Catalog
 from tokloom.core.composition import Composition
@@ -28,6 +30,7 @@ class AsyncEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer | None) -> None:
         self.core = core
         self.tokenizer = tokenizer
+        self._made = time.monotonic()
         self._loop = EngineLoop(core, tokenizer)
 
     @classmethod
@@ -109,6 +112,12 @@ class AsyncEngine:
             if part.caps.exposition:
                 return cast("Exposition", part.plugin).render()
         return None
+
+    def snapshot(self) -> Snapshot:
+        """What the engine is made of, and its numbers at the end of its last step. Waits for nothing: from any thread,
+        in any loop, also after `aclose`.
+        """
+        return snapshot(self.core.composition, self._loop.numbers, time.monotonic() - self._made)
 
     async def aclose(self, drain: float = 0.0) -> None:
         """Refuse new requests, wait up to `drain` seconds for the live ones, end the rest (their iterators raise

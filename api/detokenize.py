@@ -11,13 +11,14 @@ class Detokenizer:
     Special tokens are left out.
 
     Args:
+        shown: ids of special tokens that are not.
         at_start: the tokens begin a text of their own (an answer) instead of continuing one. Tokenizers in the way of
             SentencePiece put a space before the first word; where `Tokenizer.decode` removes it, so does this class.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = False, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._special = tokenizer.special_ids
+        self._special = tokenizer.special_ids - shown if shown else tokenizer.special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = at_start
 

@@ -1,5 +1,6 @@
 """Engine: the synchronous embedding API."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from tokloom.api.loading import Loader, Progress
 from tokloom.api.recommended import recommended
 from tokloom.api.requests import prepare
 from tokloom.api.session import Session
+from tokloom.api.snapshot import Snapshot, snapshot
 from tokloom.api.types import Event, GenerateRequest, Result
 from tokloom.core.catalog import Catalog
 from tokloom.core.composition import Composition
@@ -26,6 +28,7 @@ class Engine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer | None) -> None:
         self.core = core
         self.tokenizer = tokenizer
+        self._made = time.monotonic()
         self._session = Session(core, tokenizer)
         self._kept: list[Event] = []
 
@@ -86,6 +89,10 @@ class Engine:
         if it is given it.
         """
         return recommended(self.core.composition.model.spec)
+
+    def snapshot(self) -> Snapshot:
+        """What the engine is made of, and its numbers now."""
+        return snapshot(self.core.composition, self.core.numbers(), time.monotonic() - self._made)
 
     @property
     def busy(self) -> bool:

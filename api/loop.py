@@ -19,6 +19,7 @@ from tokloom.api.types import GenerateRequest
 from tokloom.core.engine import EngineCore
 from tokloom.core.events import OutputEvent
 from tokloom.core.logs import get_logger
+from tokloom.core.numbers import Numbers
 from tokloom.sdk import ClosedError, PluginFault, RequestError, Tokenizer, TokloomError
 
 #: every reason to go on wakes an idle engine, so it sleeps as long as it likes; seconds
@@ -42,6 +43,7 @@ class EngineLoop:
         self._refusing = False
         self._ending = False
         self._failure: TokloomError | None = None
+        self._numbers = Numbers()
         self._thread = threading.Thread(target=self._run, name="tokloom-engine", daemon=True)
         atexit.register(self.end)
         self._thread.start()
@@ -86,6 +88,11 @@ class EngineLoop:
         with self._lock:
             return self._failure
 
+    @property
+    def numbers(self) -> Numbers:
+        """What the core had counted at the end of its last step."""
+        return self._numbers
+
     def leave(self, box: Mailbox) -> None:
         """Nobody reads `box` any more: its request ends unless it has. Idempotent."""
         with self._lock:
@@ -112,6 +119,7 @@ class EngineLoop:
     def _run(self) -> None:
         failure: TokloomError | None = None
         try:
+            self._numbers = self.core.numbers()
             while not self._ending:
                 if not self.core.busy:
                     self.core.wait(_IDLE)
@@ -128,6 +136,7 @@ class EngineLoop:
                 box = self._deliver(event)
                 if box is not None:
                     sleepers.append(box)
+            self._numbers = self.core.numbers()
         finally:
             wake(sleepers)
 

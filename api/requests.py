@@ -7,10 +7,11 @@ from operator import index
 from types import MappingProxyType
 from typing import Any, Final
 
+from tokloom.api.conversations import check_conversation, check_text
 from tokloom.api.types import GenerateRequest
 from tokloom.core.checks import MAX_INTEGER, Checks
 from tokloom.core.parameters import validate
-from tokloom.core.requests import clean_objectives, clean_priority
+from tokloom.core.requests import clean_objectives, clean_priority, clean_trace
 from tokloom.core.shown import shown
 from tokloom.sdk import (
     ChatMessage,
@@ -33,6 +34,8 @@ _NO_ADAPTERS: Final[Mapping[str, str]] = MappingProxyType({})
 _TYPES: Final[dict[str, type]] = {
     "raw": bool,
     "include_stop": bool,
+    "template_options": Mapping,
+    "shown_special": frozenset,
     "task": str,
     "pooling": str,
     "normalize": bool,
@@ -64,14 +67,10 @@ def check(request: GenerateRequest, subject: str) -> None:
         if not isinstance(value, kind):
             raise RequestError(f"{name} is {shown(value)}", subject=subject, remedy=f"Give {name} a {kind.__name__}")
     if request.prompt is not None:
-        _check_text(request.prompt, "prompt", subject)
+        check_text(request.prompt, "prompt", subject)
         if not request.prompt:
             raise RequestError("prompt is empty", subject=subject, remedy="Give at least one character")
-    if request.messages is not None and not request.messages:
-        raise RequestError("messages is empty", subject=subject, remedy="Send at least one message")
-    for number, message in enumerate(request.messages or ()):
-        _check_text(message.role, f"messages[{number}].role", subject)
-        _check_text(message.content, f"messages[{number}].content", subject)
+    check_conversation(request, subject)
     for stop in request.stop:
         if not isinstance(stop, str) or not stop:
             raise RequestError(
@@ -80,19 +79,7 @@ def check(request: GenerateRequest, subject: str) -> None:
     validate(request.sampling, MAX_INTEGER, subject)
     clean_priority(request.priority, Checks(subject))
     clean_objectives(request.objectives, Checks(subject))
-
-
-def _check_text(text: object, name: str, subject: str) -> None:
-    if not isinstance(text, str):
-        raise RequestError(f"{name} is {type(text).__name__}", subject=subject, remedy="Send text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{name} has {text[error.start]!r} at character {error.start}, which is half of a character",
-            subject=subject,
-            remedy="Send text that can be written as UTF-8",
-        ) from None
+    clean_trace(request.trace, Checks(subject))
 
 
 def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool:
@@ -101,7 +88,7 @@ def uses_template(request: GenerateRequest, tokenizer: Tokenizer | None) -> bool
         return True
     if request.prompt is None or request.raw or request.task != "generate" or tokenizer is None:
         return False
-    return tokenizer.has_chat_template
+    return bool(tokenizer.chat_template)
 
 
 def prepare(
@@ -134,6 +121,8 @@ def prepare(
         tenant=request.tenant,
         objectives=request.objectives,
         scope=scope,
+        chat=uses_template(request, tokenizer),
+        trace=request.trace,
     )
 
 
@@ -151,16 +140,30 @@ def _digest(name: str, adapters: Mapping[str, str], subject: str) -> str:
 
 def _ids(request: GenerateRequest, tokenizer: Tokenizer | None, subject: str) -> tuple[int, ...]:
     if request.token_ids is not None:
+        _without_template(request, subject)
         return _given_ids(request.token_ids, subject)
     if tokenizer is None:
         raise RequestError("the model has no tokenizer", subject=subject, remedy="Send token_ids")
     if not uses_template(request, tokenizer):
+        _without_template(request, subject)
         text = request.prompt or ""
         return _guarded(lambda: tokenizer.encode(text, add_special=True), subject)
-    if not tokenizer.has_chat_template:
+    if not tokenizer.chat_template:
         raise RequestError("the model has no chat template", subject=subject, remedy="Send prompt or token_ids")
     messages = request.messages or (ChatMessage("user", request.prompt or ""),)
-    return _guarded(lambda: tokenizer.chat(messages, add_generation_prompt=True), subject)
+    tools, options = request.tools, request.template_options
+    return _guarded(lambda: tokenizer.chat(messages, tools=tools, options=options, add_generation_prompt=True), subject)
+
+
+def _without_template(request: GenerateRequest, subject: str) -> None:
+    """Nobody would show them to the model."""
+    for name in ("tools", "template_options"):
+        if getattr(request, name):
+            raise RequestError(
+                f"{name} are for the chat template, and this prompt goes through none",
+                subject=subject,
+                remedy="Give messages, to a model with a chat template",
+            )
 
 
 def _given_ids(values: Any, subject: str) -> tuple[int, ...]:

@@ -86,7 +86,9 @@ class Session:
     def _begin_text(self, request: GenerateRequest) -> _Text:
         detokenizer = None
         if self._tokenizer is not None:
-            detokenizer = Detokenizer(self._tokenizer, at_start=uses_template(request, self._tokenizer))
+            detokenizer = Detokenizer(
+                self._tokenizer, at_start=uses_template(request, self._tokenizer), shown=request.shown_special
+            )
         return _Text(detokenizer, StopMatcher(request.stop, include=request.include_stop))
 
     def _read(self, event: OutputEvent, text: _Text, min_tokens: int) -> tuple[str, int]:

@@ -1,12 +1,14 @@
 """What callers of the embedding API give and get."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from tokloom.core.checks import Checks
 from tokloom.core.events import TokenLogprobs, Usage
 from tokloom.sdk import (
+    JSON,
     ChatMessage,
     FinishReason,
     Objectives,
@@ -15,12 +17,17 @@ from tokloom.sdk import (
     SamplingParams,
     Task,
     TokloomError,
+    Tool,
+    TraceContext,
 )
 
 __all__ = ["Event", "GenerateRequest", "Result", "TokenLogprobs", "Usage"]
 
 
-def _messages(value: Sequence[ChatMessage | Mapping[str, str]] | None) -> tuple[ChatMessage, ...] | None:
+_MESSAGE_KEYS: Final = tuple(item.name for item in fields(ChatMessage))
+
+
+def _messages(value: Sequence[ChatMessage | Mapping[str, Any]] | None) -> tuple[ChatMessage, ...] | None:
     if value is None:
         return None
     made = []
@@ -39,8 +46,17 @@ def _messages(value: Sequence[ChatMessage | Mapping[str, str]] | None) -> tuple[
             raise RequestError(
                 f"message {index} needs the strings role and content", subject="request", remedy="Send both as text"
             )
-        made.append(ChatMessage(role, content))
+        unknown = [key for key in message if key not in _MESSAGE_KEYS]
+        if unknown:
+            raise RequestError(
+                f"message {index} has {unknown[0]!r}", subject="request", remedy=f"Known: {', '.join(_MESSAGE_KEYS)}"
+            )
+        made.append(ChatMessage(**message))
     return tuple(made)
+
+
+def _tools(value: Sequence[Tool]) -> tuple[Tool, ...]:
+    return Checks("request").items("tools", value, "a list of tools")
 
 
 def _stops(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -59,6 +75,10 @@ class GenerateRequest:
         token_ids: ids, used as they are; any sequence of integers, arrays and tensors too.
         messages: a conversation for the chat template; mappings with role and content are accepted.
         raw: take `prompt` as text to continue.
+        tools: functions that the model may call; the chat template shows them to it. `tokloom.api.formats` finds the
+            calls in the answer.
+        template_options: further variables of the chat template.
+        shown_special: ids of special tokens whose text is part of the answer's; that of others is left out.
         sampling: see `tokloom.sdk.SamplingParams`.
         stop: strings that end the text; what matched is cut off unless `include_stop`. They are looked for from token
             `sampling.min_tokens` on. One string is accepted.
@@ -70,12 +90,16 @@ class GenerateRequest:
         request_id: empty takes a fresh one.
         salt: requests with different salts never share cached KV.
         objectives: service objectives; its `deadline` ends the request that many seconds after arrival.
+        trace: the caller's span (`TraceContext.parse`), the parent of what observers record of this request.
     """
 
     prompt: str | None = None
     token_ids: Sequence[int] | None = None
     messages: tuple[ChatMessage, ...] | None = field(default=None, converter=_messages)
     raw: bool = False
+    tools: tuple[Tool, ...] = field(default=(), converter=_tools)
+    template_options: Mapping[str, JSON] = field(factory=dict)
+    shown_special: frozenset[int] = frozenset()
     sampling: SamplingParams = field(factory=SamplingParams)
     stop: tuple[str, ...] = field(default=(), converter=_stops)
     include_stop: bool = False
@@ -88,6 +112,7 @@ class GenerateRequest:
     tenant: str = ""
     salt: str = ""
     objectives: Objectives = field(factory=Objectives)
+    trace: TraceContext | None = None
 
 
 @frozen(kw_only=True)

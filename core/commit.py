@@ -30,10 +30,9 @@ class Committer:
         self._lookahead = max((group.key_lookahead for group in state.layout.groups), default=0)
         self._windowed = [group for group in state.layout.groups if group.window is not None]
         self._draft_kv = any(group.owner == "speculator" for group in state.layout.groups)
-        self._last: tuple[int, ...] = (0,) * 5
+        self._last: tuple[int, ...] = (0,) * 7
         self._observed = bool(state.composition.observers)
         self._gaps: list[float] = []
-        self._generated = 0
         self._ended: list[tuple[Sequence, FinishReason]] = []
 
     def commit(self, plan: StepPlan, result: StepResult, started: float, launched: float) -> None:
@@ -183,18 +182,18 @@ class Committer:
             reason = self._ends(seq, token, limit)
             if reason is not None:
                 break
+        state.totals.generated_tokens += taken
         if self._observed:
-            self._note_tokens(seq, taken)
+            self._note_gap(seq)
         seq.keys.extend(seq.tokens)
         state.emit(seq, tokens=tuple(tokens[:taken]), logprobs=logprobs[:taken])
         return reason
 
-    def _note_tokens(self, seq: Sequence, count: int) -> None:
+    def _note_gap(self, seq: Sequence) -> None:
         now = self._state.now()
         if seq.last_token >= 0:
             self._gaps.append(now - seq.last_token)
         seq.last_token = now
-        self._generated += count
 
     def _ends(self, seq: Sequence, token: int, limit: int) -> FinishReason | None:
         params = seq.request.sampling
@@ -280,11 +279,16 @@ class Committer:
         if not plan.spans:
             return
         now = state.now()
-        rows = sum(span.rows + span.drafted - len(span.accepted) for span in result.spans)
+        drafted = [span.drafted for span in result.spans]
+        accepted = [len(span.accepted) for span in result.spans]
+        rows = sum(span.rows for span in result.spans) + sum(drafted) - sum(accepted)
         decoding = plan.num_decode + plan.num_verify
+        totals = state.totals
+        totals.steps += 1
+        totals.prefill_tokens += sum(span.stop - span.start for span in plan.spans[decoding:])
+        totals.drafted += sum(drafted)
+        totals.accepted += sum(accepted)
         if decoding == len(plan.spans) and state.composition.speculator is not None:
-            drafted = [span.drafted for span in result.spans]
-            accepted = [len(span.accepted) for span in result.spans]
             self._controller.observe(rows, decoding, now - started, drafted, accepted)
         state.policy.observe(SchedEvent(kind="step", at=now, rows=rows, seconds=now - launched))
         if state.composition.observers:
@@ -294,10 +298,17 @@ class Committer:
         state = self._state
         accepted = [len(span.accepted) for span in result.spans]
         drafted = [span.drafted for span in result.spans]
-        totals = (state.preempted, state.hit_tokens, state.tiers.loaded_tokens, state.faults.total, state.no_space)
+        totals = (
+            state.preempted,
+            state.hit_tokens,
+            state.tiers.loaded_tokens,
+            state.faults.total,
+            state.no_space,
+            state.totals.prefill_tokens,
+            state.totals.generated_tokens,
+        )
         fresh = [total - before for total, before in zip(totals, self._last, strict=True)]
         self._last = totals
-        prefill = plan.spans[plan.num_decode + plan.num_verify :]
         held, unused = self._slots()
         stats = StepStats(
             step=plan.step,
@@ -305,11 +316,11 @@ class Committer:
             launched=times[1],
             finished=times[2],
             rows=rows,
-            prefill_rows=sum(span.stop - span.start for span in prefill),
+            prefill_rows=fresh[5],
             sequences=len(plan.spans),
             waiting=len(state.waiting),
             running=len(state.running),
-            generated=self._generated,
+            generated=fresh[6],
             gaps=tuple(self._gaps),
             drafted=sum(drafted),
             accepted=sum(accepted),
@@ -330,7 +341,6 @@ class Committer:
             tiers=state.tiers.report(),
         )
         self._gaps.clear()
-        self._generated = 0
         for part in state.composition.observers:
             try:
                 part.plugin.on_step(stats)

@@ -66,6 +66,23 @@ class Part(Generic[P, C]):
 
 
 @frozen(kw_only=True)
+class Used:
+    """A plugin that a composition uses, without the plugin: what may be shown to anyone.
+
+    Attributes:
+        section: the profile's, `kv.allocator`.
+        plugin: its name, without its distribution.
+        distribution, version: where it was installed from.
+    """
+
+    section: str
+    kind: str
+    plugin: str
+    distribution: str
+    version: str
+
+
+@frozen(kw_only=True)
 class EngineSettings:
     """The profile's `[engine]` section, resolved.
 
@@ -118,6 +135,7 @@ class Composition:
         processors, grammars: logits plugins that requests may name.
         adapters: by the names that callers use; several names may have one digest.
         syntaxes: of grammars -> the offers that take it, in the order of the profile.
+        used: every plugin above, the model family included, in the order in which they were made.
     """
 
     settings: EngineSettings
@@ -142,6 +160,7 @@ class Composition:
     grammars: Mapping[str, GrammarFactory] = field(factory=dict)
     adapters: Mapping[str, Adapter] = field(factory=dict)
     syntaxes: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    used: tuple[Used, ...] = ()
 
     @property
     def verify(self) -> Part[AttentionKernel, AttentionCaps]:

@@ -19,6 +19,7 @@ from tokloom.core.composition import Composition
 from tokloom.core.device import Handle
 from tokloom.core.events import OutputEvent
 from tokloom.core.logs import get_logger
+from tokloom.core.numbers import Numbers
 from tokloom.core.plan import StepPlan
 from tokloom.core.planner import Planner
 from tokloom.core.pools import PagePools
@@ -165,6 +166,10 @@ class EngineCore:
             or state.ends
             or state.allocator.pending_ops()
         )
+
+    def numbers(self) -> Numbers:
+        """What was counted since the start, and what is held now. Between steps."""
+        return self.state.numbers()
 
     def stop(self, request_id: str, child: int) -> None:
         """End one sequence as if it had met a stop id: for callers that look for stop strings. Loop thread only.

@@ -20,6 +20,7 @@ from tokloom.sdk import (
     SamplingParams,
     Scope,
     TokenSegment,
+    TraceContext,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def admissible(request: Request, composition: "Composition") -> Request:
         tenant=checks.text("tenant", request.tenant),
         objectives=clean_objectives(request.objectives, checks),
         scope=_scope(request.scope, composition.adapters, checks),
+        chat=checks.flag("chat", request.chat),
+        trace=clean_trace(request.trace, checks),
     )
 
 
@@ -143,6 +146,12 @@ def clean_objectives(given: object, checks: Checks) -> Objectives:
         if (value := getattr(given, name)) is not None
     }
     return Objectives(**seconds)
+
+
+def clean_trace(given: object, checks: Checks) -> TraceContext | None:
+    if given is not None and not isinstance(given, TraceContext):
+        checks.fail("trace", given, "a TraceContext, or None")
+    return given
 
 
 def _scope(given: object, adapters: "Mapping[str, Adapter]", checks: Checks) -> Scope:

@@ -46,6 +46,7 @@ class Sequence:
         "num_scheduled",
         "pending",
         "pooled",
+        "preempted",
         "preemptions",
         "prefix_waits",
         "prompt_logprobs",
@@ -87,6 +88,7 @@ class Sequence:
         self.first_token = -1.0
         self.last_token = -1.0  # when the newest one was committed; only where somebody observes
         self.preemptions = 0
+        self.preempted: list[float] = []  # when, on the engine's clock; only where somebody observes
         self.hit_tokens = 0
         self.tier_tokens = 0
         self.bad_blocks: set[tuple[int, bytes]] = set()

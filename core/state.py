@@ -7,6 +7,7 @@ from tokloom.core.events import OutputEvent, TokenLogprobs, Usage
 from tokloom.core.faults import Faults
 from tokloom.core.keys import KeyChain
 from tokloom.core.logs import get_logger
+from tokloom.core.numbers import Numbers, Totals
 from tokloom.core.plan import RowBegin
 from tokloom.core.policy import GuardedPolicy
 from tokloom.core.runner import Runner
@@ -18,6 +19,7 @@ from tokloom.sdk import (
     FinishReason,
     Request,
     RequestStats,
+    RequestSummary,
     SchedEvent,
     SeqId,
     TableDelta,
@@ -60,6 +62,7 @@ class EngineState:
         self.launched = 0
         self.settled = 0
         self.computing: dict[bytes, SeqId] = {}
+        self.totals = Totals()
         self.preempted = 0
         self.hit_tokens = 0
         self.no_space = 0
@@ -67,6 +70,23 @@ class EngineState:
         self.rejected: dict[str, int] = {}
         self._held: dict[SeqId, tuple[TableDelta, ...]] = {}
         self._next_seq = 1
+
+    def numbers(self) -> Numbers:
+        """Everything that is counted, now."""
+        return Numbers(
+            running=len(self.running),
+            waiting=len(self.waiting) + len(self.loading),
+            steps=self.totals.steps,
+            prefill_tokens=self.totals.prefill_tokens,
+            hit_tokens=self.hit_tokens,
+            tier_tokens=self.tiers.loaded_tokens,
+            generated_tokens=self.totals.generated_tokens,
+            drafted=self.totals.drafted,
+            accepted=self.totals.accepted,
+            preemptions=self.preempted,
+            faults=self.faults.counts,
+            kv=self.allocator.stats(),
+        )
 
     def create(self, request: Request, child: int, tokens: list[int], arrival: float, seed: int) -> Sequence:
         """A new live sequence, in no container yet."""
@@ -137,8 +157,11 @@ class EngineState:
         self.drop_pages(seq)
         seq.preemptions += 1
         self.preempted += 1
+        now = self.now()
+        if self.composition.observers:
+            seq.preempted.append(now)
         self.tiers.preempted(seq.seq_id)
-        self.policy.observe(SchedEvent(kind="preempted", at=self.now(), seq_id=seq.seq_id))
+        self.policy.observe(SchedEvent(kind="preempted", at=now, seq_id=seq.seq_id))
         self.waiting[seq.seq_id] = seq
         self._log.info("preempted", request_id=seq.request.request_id, child=seq.child, times=seq.preemptions)
 
@@ -158,7 +181,7 @@ class EngineState:
         if not seq.forked:
             self._end_unborn(seq, reason, error, usage)
         self.policy.observe(SchedEvent(kind="finished", at=now, seq_id=seq.seq_id))
-        self._observe(seq, reason, now)
+        self._observe(seq, reason, error, now)
         self._report(seq, reason, error, usage)
 
     def _report(self, seq: Sequence, reason: FinishReason, error: TokloomError | None, usage: Usage) -> None:
@@ -195,7 +218,7 @@ class EngineState:
             total=now - seq.arrival,
         )
 
-    def _observe(self, seq: Sequence, reason: FinishReason, now: float) -> None:
+    def _observe(self, seq: Sequence, reason: FinishReason, error: TokloomError | None, now: float) -> None:
         if not self.composition.observers:
             return
         stats = RequestStats(
@@ -214,12 +237,38 @@ class EngineState:
             drafted=seq.drafted,
             accepted=seq.accepted,
             objectives=seq.request.objectives,
+            child=seq.child,
+            remaining=len(self.requests.get(seq.request.request_id, ())),
+            preempted=tuple(moment - seq.arrival for moment in seq.preempted),
+            error="" if error is None else error.code,
+            asked=self._summary(seq.request),
+            trace=seq.request.trace,
         )
         for part in self.composition.observers:
             try:
                 part.plugin.on_request(stats)
-            except Exception as error:
-                self.faults.record(part.id, "on_request", error)
+            except Exception as fault:
+                self.faults.record(part.id, "on_request", fault)
+
+    def _summary(self, request: Request) -> RequestSummary:
+        params, digest = request.sampling, request.scope.adapter
+        adapters = self.composition.adapters.items() if digest else ()
+        return RequestSummary(
+            task=request.task,
+            chat=request.chat,
+            adapter=next((name for name, entry in adapters if entry.info.digest == digest), ""),
+            grammar="" if params.grammar is None else params.grammar.syntax,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            n=params.n,
+            seed=params.seed,
+        )
 
     def emit(
         self,

@@ -65,6 +65,8 @@ from tokloom.sdk.contracts.model import (
     ModelSpec,
     Progress,
     Tokenizer,
+    Tool,
+    ToolCall,
 )
 from tokloom.sdk.contracts.observer import (
     Exposition,
@@ -129,6 +131,9 @@ from tokloom.sdk.offers import (
     Unsupported,
     hookimpl,
 )
+from tokloom.sdk.secrets import (
+    Secret,
+)
 from tokloom.sdk.values.batches import (
     AdapterRows,
     AttnBatch,
@@ -147,6 +152,7 @@ from tokloom.sdk.values.drafts import (
     DraftStats,
     OnDevice,
 )
+from tokloom.sdk.values.json import JSON
 from tokloom.sdk.values.kv import (
     DTYPE_BYTES,
     Allocation,
@@ -190,15 +196,20 @@ from tokloom.sdk.values.requests import (
 from tokloom.sdk.values.stats import (
     FinishReason,
     RequestStats,
+    RequestSummary,
     SchedEvent,
     StepStats,
     TierEvent,
     TierStats,
 )
+from tokloom.sdk.values.tracing import (
+    TraceContext,
+)
 
 __all__ = [
     "CONTRACTS",
     "DTYPE_BYTES",
+    "JSON",
     "KINDS",
     "NO_DRAFT",
     "PROJECT",
@@ -317,6 +328,7 @@ __all__ = [
     "Request",
     "RequestError",
     "RequestStats",
+    "RequestSummary",
     "SamplingParams",
     "SchedEvent",
     "SchedulerCaps",
@@ -324,6 +336,7 @@ __all__ = [
     "Scope",
     "SealPage",
     "SealingCodec",
+    "Secret",
     "SeqId",
     "SequenceView",
     "SlotRequest",
@@ -338,6 +351,9 @@ __all__ = [
     "TokenSegment",
     "Tokenizer",
     "TokloomError",
+    "Tool",
+    "ToolCall",
+    "TraceContext",
     "Transform",
     "TransformingCodec",
     "Unsupported",

@@ -47,7 +47,7 @@ def compose(
     drafts: int = 4,
     tiers: Sequence[Any] = (),
     adapters: Mapping[str, str] | None = None,
-    observers: Sequence[str] = ("recorder",),
+    observers: Sequence[Any] = ("recorder",),
     clock: Clock | None = None,
     logits: Sequence[str] = ("shift", "parity"),
     more: Sequence[Any] = (),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokloom.api import AsyncEngine, Engine, Event, GenerateRequest, Result, TokenLogprobs, Usage
     from tokloom.core.catalog import Catalog
-    from tokloom.sdk import CapacityError, ChatMessage, Objectives, RequestError, SamplingParams, TokloomError
+    from tokloom.sdk import CapacityError, ChatMessage, Objectives, RequestError, SamplingParams, TokloomError, TraceContext
 
 __version__ = "0.1.0"
 
@@ -26,6 +26,7 @@ _HOMES = {
     "SamplingParams": "tokloom.sdk",
     "TokenLogprobs": "tokloom.api",
     "TokloomError": "tokloom.sdk",
+    "TraceContext": "tokloom.sdk",
     "Usage": "tokloom.api",
 }
 
@@ -43,6 +44,7 @@ __all__ = [
     "SamplingParams",
     "TokenLogprobs",
     "TokloomError",
+    "TraceContext",
     "Usage",
 ]
 

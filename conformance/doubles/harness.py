@@ -69,7 +69,7 @@ def compose_doubles(
     scheduler: Section = "plain",
     speculator: Section | None = None,
     connectors: Sequence[Section] = (),
-    observers: Sequence[str] = ("recorder",),
+    observers: Sequence[Section] = ("recorder",),
     logits: Sequence[str] = ("shift", "parity"),
     page_tokens: int = 4,
     pages: int = 200,

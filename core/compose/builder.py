@@ -8,7 +8,7 @@ from attrs import frozen
 
 from tokloom.core.catalog import Catalog, Resolved
 from tokloom.core.compose.explain import Choice, Explanation
-from tokloom.core.composition import Part
+from tokloom.core.composition import Part, Used
 from tokloom.core.context import EngineContext
 from tokloom.core.logs import get_logger
 from tokloom.core.profile import Problem, Profile, ProfileProblems, Secret
@@ -72,6 +72,20 @@ class Builder:
         """`KIND.NAME` and capabilities of the plugin of a section, before it is made."""
         offer = self._resolve(self._profile.sections[path], kind).offer
         return f"{offer.kind}.{offer.name}", offer.capabilities
+
+    @property
+    def used(self) -> tuple[Used, ...]:
+        """The plugins that were kept."""
+        return tuple(
+            Used(
+                section=choice.section,
+                kind=choice.kind,
+                plugin=choice.plugin,
+                distribution=choice.distribution,
+                version=choice.version,
+            )
+            for choice in self._explanation.choices
+        )
 
     def part(self, path: str, kind: str, context: EngineContext) -> AnyPart:
         """The plugin of the section at a path."""

@@ -8,6 +8,7 @@ involved are known.
 import hashlib
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from tokloom.core.catalog import Catalog
@@ -133,6 +134,7 @@ class Composer:
             adapters=adapters,
             **self._logits(context),
         )
+        composition = attrs.evolve(composition, used=self._builder.used)
         check_weights(composition.weights, spec)
         note_given_up(composition, self.explanation)
         self._explain(base.formats, composition, budget)
@@ -265,6 +267,8 @@ class Composer:
         self.explanation.model = f"{spec.name} ({len(spec.layers)} layers, vocabulary {spec.vocab_size})"
         note("device", f"{device.info.name}, {settings.threads} threads", str(place("engine.device")))
         note("dtype", spec.dtype, str(place("model.dtype")) if self.profile.model.dtype else "the checkpoint's own")
+        if self.profile.model.chat_template:
+            note("chat template", self.profile.model.chat_template, str(place("model.chat_template")))
         longest = self.profile.engine.max_model_tokens
         by = str(place("engine.max_model_tokens")) if longest else f"model context {spec.max_tokens}"
         if not longest and settings.max_model_tokens < spec.max_tokens:

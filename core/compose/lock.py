@@ -29,7 +29,7 @@ def make_lock(composer: Composer, composition: Composition) -> str:
     """
     spec = composition.model.spec
     lines = [f"lock = {_VERSION}", "", "[model]", f"name = {_quote(spec.name)}", f"digest = {_quote(spec.digest)}"]
-    lines += [f"dtype = {_quote(spec.dtype)}", "", "[namespace]"]
+    lines += [f"dtype = {_quote(spec.dtype)}", f"chat_template = {_quote(_template(composition))}", "", "[namespace]"]
     lines += [f"digest = {_quote(composition.layout.namespace.hex())}", "", "[engine]"]
     lines += _engine(composer.profile.engine)
     for name, adapter in composition.adapters.items():
@@ -45,6 +45,13 @@ def make_lock(composer: Composer, composition: Composition) -> str:
         version, digest = _distribution(name)
         lines += ["", f"[distribution.{_quote(name)}]", f"version = {_quote(version)}", f"hash = {_quote(digest)}"]
     return "\n".join(lines) + "\n"
+
+
+def _template(composition: Composition) -> str:
+    """A hash of the chat template, which decides what the model reads; empty: there is none."""
+    tokenizer = composition.model.tokenizer
+    text = "" if tokenizer is None else tokenizer.chat_template
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 
 def _engine(section: EngineSection) -> list[str]:

@@ -21,7 +21,7 @@ def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tu
     if not section.path:
         help = "--model PATH, --set model.path=PATH, or [model] path in the profile"
         raise ProfileProblems([Problem("no model is named", profile.place("model"), "model.path", help)])
-    source = source_of(section.path, section.dtype)
+    source = source_of(section.path, section.dtype, _template(profile))
     if section.plugin:
         made = builder.make(_section(section.plugin, profile.place("model.plugin")), "model", context)
     else:
@@ -33,12 +33,25 @@ def open_model(profile: Profile, builder: Builder, context: EngineContext) -> tu
     return made.part, model
 
 
-def source_of(given: str, dtype: str = "") -> ModelSource:
+def _template(profile: Profile) -> Path | None:
+    """The file with the chat template, if the profile names one. Raises ProfileProblems if it is no file."""
+    given = profile.model.chat_template
+    if not given:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_file():
+        place = profile.place("model.chat_template")
+        help = "give a file with a Jinja template; a relative path is from the working directory"
+        raise ProfileProblems([Problem(f"{given} is no file", place, "model.chat_template", help)])
+    return path
+
+
+def source_of(given: str, dtype: str = "", chat_template: Path | None = None) -> ModelSource:
     """What exists here is a path; anything else is a name that a family may know."""
     path = Path(given).expanduser()
     if path.exists():
-        return ModelSource(path=path, dtype=dtype)
-    return ModelSource(name=given, dtype=dtype)
+        return ModelSource(path=path, dtype=dtype, chat_template=chat_template)
+    return ModelSource(name=given, dtype=dtype, chat_template=chat_template)
 
 
 def _find(profile: Profile, builder: Builder, context: EngineContext, source: ModelSource) -> Made:

@@ -36,6 +36,9 @@ class ModelSection:
     )
     plugin: str = field(default="", metadata=_help("The model family; empty: the only one that claims the path."))
     dtype: str = field(default="", metadata=_help("Compute dtype; empty: the checkpoint's own."))
+    chat_template: str = field(
+        default="", metadata=_help("File with the chat template to use; empty: the checkpoint's own.")
+    )
 
 
 @frozen(kw_only=True)

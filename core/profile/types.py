@@ -1,14 +1,10 @@
 """Types of profile values beyond TOML's own, and how strictly each is read."""
 
-import os
 import re
 from fractions import Fraction
-from pathlib import Path
 from typing import Final, NewType
 
-from attrs import frozen
-
-from tokloom.sdk import ProfileError
+from tokloom.sdk import Secret as Secret
 
 #: bytes; written as a number or as `"512MiB"`
 ByteSize = NewType("ByteSize", int)
@@ -46,31 +42,3 @@ def shown(value: object) -> str:
             text = repr(value)
             return f"{name} {text if len(text) <= 60 else text[:57] + '...'}"
     return type(value).__name__
-
-
-@frozen
-class Secret:
-    """A value that is kept elsewhere: `{ env = "X" }` or `{ file = "/run/secrets/x" }`. Never printed."""
-
-    env: str = ""
-    file: str = ""
-
-    def __repr__(self) -> str:
-        return f"<secret from {'environment' if self.env else 'file'}>"
-
-    def reveal(self) -> str:
-        """The value. Raises ProfileError if the variable or the file is not there."""
-        if self.env:
-            value = os.environ.get(self.env)
-            if value is None:
-                raise ProfileError(
-                    f"environment variable {self.env} is not set", subject="secret", remedy=f"Set {self.env}"
-                )
-            return value
-        try:
-            return Path(self.file).read_text().strip()
-        except (OSError, ValueError) as error:  # a decoding error holds the content: only its kind is told
-            reason = error.strerror if isinstance(error, OSError) else type(error).__name__
-            raise ProfileError(
-                f"{self.file} cannot be read: {reason}", subject="secret", remedy="Check the file"
-            ) from None

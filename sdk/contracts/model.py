@@ -9,6 +9,7 @@ from attrs import field, frozen
 from tokloom.sdk.contracts.ops import OpSet
 from tokloom.sdk.contracts.weights import CheckpointInfo, WeightMethod
 from tokloom.sdk.values.batches import ForwardBatch, Hidden, LayerSpec
+from tokloom.sdk.values.json import JSON
 from tokloom.sdk.values.requests import Pooling
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ class ModelSource:
         path: an existing folder or file.
         name: a name that the family itself provides, or that it knows how to get.
         dtype: compute dtype; empty takes the checkpoint's.
+        chat_template: a file with the chat template to use in place of the checkpoint's.
     """
 
     path: Path | None = None
     name: str = ""
     dtype: str = ""
+    chat_template: Path | None = None
 
 
 @frozen(kw_only=True)
@@ -120,11 +123,50 @@ class AttentionCall(Protocol):
 
 
 @frozen
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        parameters: a JSON schema of the object of its arguments.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, JSON] = field(factory=dict)
+
+
+@frozen
+class ToolCall:
+    """A call that a model made.
+
+    Attributes:
+        arguments: by name.
+        id: what the message with the result refers to; empty where nobody gave one.
+    """
+
+    name: str
+    arguments: Mapping[str, JSON] = field(factory=dict)
+    id: str = ""
+
+
+@frozen
 class ChatMessage:
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Attributes:
+        role: as the model's template knows it: `system`, `user`, `assistant`, `tool` ...
+        name: of who speaks; of the function, where the role is `tool`.
+        tool_calls: what an assistant's message calls.
+        tool_call_id: which call a message of the role `tool` answers.
+        reasoning: what an assistant thought before `content`.
+    """
 
     role: str
     content: str
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    reasoning: str = ""
 
 
 class Tokenizer(Protocol):
@@ -148,13 +190,23 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether `chat` works."""
+    def chat_template(self) -> str:
+        """The source text of what `chat` renders; empty: there is none. Callers look in it for how the model writes
+        tool calls and reasoning.
+        """
         ...
 
-    def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
-        """Ids of a conversation through the model's chat template (sandboxed). Raises RequestError without a template,
-        or where the template refuses the messages.
+    def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Tool],
+        options: Mapping[str, JSON],
+        add_generation_prompt: bool,
+    ) -> Sequence[int]:
+        """Ids of a conversation through the model's chat template (sandboxed). `options` are further variables for the
+        template, such as `enable_thinking`; those that this method sets itself are refused. Raises RequestError without
+        a template, or where the template refuses the messages.
         """
         ...
 

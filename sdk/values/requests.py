@@ -5,6 +5,8 @@ from typing import Literal, Protocol
 
 from attrs import field, frozen
 
+from tokloom.sdk.values.tracing import TraceContext
+
 SeqId = int
 Task = Literal["generate", "score", "embed"]
 #: how the hidden states of a prompt become one vector; empty: the model's own way
@@ -140,6 +142,8 @@ class Request:
         normalize: of `embed`: divide the vector by its Euclidean length.
         priority: larger is more urgent; a signed 64-bit integer.
         tenant: whom fairness counts for; it does not separate KV, `scope.salt` does.
+        chat: the prompt went through the model's chat template. Told to observers, nothing else.
+        trace: the caller's span, for observers too.
     """
 
     request_id: str
@@ -152,6 +156,8 @@ class Request:
     tenant: str = ""
     objectives: Objectives = field(factory=Objectives)
     scope: Scope = field(factory=Scope)
+    chat: bool = False
+    trace: TraceContext | None = None
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ from typing import Literal
 from attrs import field, frozen
 
 from tokloom.sdk.values.kv import AllocatorStats, CacheKey
-from tokloom.sdk.values.requests import Objectives, SeqId
+from tokloom.sdk.values.requests import Objectives, SeqId, Task
+from tokloom.sdk.values.tracing import TraceContext
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error", "scored", "embedded"]
 
@@ -92,15 +93,47 @@ class StepStats:
 
 
 @frozen(kw_only=True)
+class RequestSummary:
+    """What a request asked for, without a word of what its caller wrote.
+
+    Attributes:
+        chat: the prompt went through the model's chat template.
+        adapter: a name of the adapter in use; empty: none.
+        grammar: syntax of the grammar; empty: none.
+        max_tokens ... seed: as in `SamplingParams`.
+    """
+
+    task: Task = "generate"
+    chat: bool = False
+    adapter: str = ""
+    grammar: str = ""
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    n: int = 1
+    seed: int | None = None
+
+
+@frozen(kw_only=True)
 class RequestStats:
     """One finished sequence. Times in seconds since the request's arrival; negative where it never happened.
 
     Attributes:
+        child: which of the request's `n` sequences. `remaining`: how many of the others have not ended yet; 0: the
+            request has. Those that were never forked are not among them.
         hit_tokens: prompt tokens taken from the prefix cache when the sequence first started.
         tier_tokens: tokens loaded from tiers, over all its starts.
         queued: until it first started. `ttft`: until its first token. `total`: until its end.
         drafted, accepted: draft tokens verified and kept.
-        objectives: what the request asked for.
+        preempted: when it lost its pages; as many as `preemptions`.
+        error: code of the error that ended it (`TokloomError.code`); empty: none.
+        objectives, asked: what the request asked for.
+        trace: the caller's span, if the request came with one.
     """
 
     request_id: str
@@ -118,6 +151,12 @@ class RequestStats:
     drafted: int = 0
     accepted: int = 0
     objectives: Objectives = field(factory=Objectives)
+    child: int = 0
+    remaining: int = 0
+    preempted: tuple[float, ...] = ()
+    error: str = ""
+    asked: RequestSummary = field(factory=RequestSummary)
+    trace: TraceContext | None = None
 
 
 @frozen(kw_only=True)

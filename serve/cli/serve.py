@@ -12,7 +12,7 @@ import click
 from tokloom.api.profiles import Profile, read_profile
 from tokloom.sdk import CompositionError
 from tokloom.serve.cli.options import options_of_engine
-from tokloom.serve.http.config import TABLE, ServeSection, option_names
+from tokloom.serve.http.config import TABLE, ServeSection, is_switch, option_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +26,10 @@ def serve_options(function: F) -> F:
     fields = attrs.fields_dict(ServeSection)
     for name, option in option_names().items():
         item = fields[name]
+        if is_switch(item):
+            pair = f"{option}/--no-{option.removeprefix('--')}"
+            options.append(click.option(pair, name, default=None, help=f"{item.metadata['help']}{_default(item)}"))
+            continue
         several = isinstance(item.default, tuple)
         options.append(
             click.option(
@@ -38,6 +42,8 @@ def serve_options(function: F) -> F:
 
 
 def _default(item: "attrs.Attribute[Any]") -> str:
+    if is_switch(item):
+        return f" Default {'on' if item.default else 'off'}."
     return f" Default {item.default}." if item.default not in ("", ()) else ""
 
 
@@ -82,7 +88,7 @@ def _as_sets(options: dict[str, Any], key_env: str | None, key_file: str | None)
     for name, value in options.items():
         if value in (None, ()):
             continue
-        plain = fields[name].type in (int, float)
+        plain = fields[name].type in (int, float)  # a switch is true or false in JSON as in TOML
         texts.append(f"{TABLE}.{name}={value if plain else json.dumps(value, ensure_ascii=False)}")
     for kind, reference in (("env", key_env), ("file", key_file)):
         if reference is not None:

@@ -6,14 +6,15 @@ from typing import Any, Final
 import attrs
 
 from tokloom import ChatMessage, Event, GenerateRequest, SamplingParams, TokenLogprobs
-from tokloom.sdk import GrammarSpec, Objectives, RequestError, Task
+from tokloom.sdk import GrammarSpec, Objectives, RequestError, Task, TraceContext
 from tokloom.serve.grpc import messages
 
 _TASKS: Final[dict[int, Task]] = {0: "generate", 1: "generate", 2: "score", 3: "embed"}
 
 
-def to_request(message: Any, seconds: float | None) -> GenerateRequest:
+def to_request(message: Any, seconds: float | None, trace: TraceContext | None = None) -> GenerateRequest:
     """The request that a `GenerateRequest` message asks for; `seconds` are left of the call's deadline.
+    `trace`: what its metadata says.
 
     Raises RequestError naming the field. What values may be is the engine's to check.
     """
@@ -44,6 +45,7 @@ def to_request(message: Any, seconds: float | None) -> GenerateRequest:
         tenant=message.tenant,
         salt=message.salt,
         objectives=Objectives(deadline=None if seconds is None else max(seconds, 1e-9)),
+        trace=trace,
     )
 
 

@@ -20,6 +20,7 @@ from tokloom.serve.grpc import messages
 from tokloom.serve.grpc.convert import to_message, to_request
 from tokloom.serve.grpc.status import details_of, status_of, trailers_of
 from tokloom.serve.keys import Keys
+from tokloom.serve.tracing import trace_of
 
 _LOG: Final = logging.getLogger("tokloom.serve.grpc")
 _HEALTH: Final = "grpc.health.v1.Health"
@@ -131,7 +132,8 @@ class GrpcServer:
         that bytes that are none are the client's fault.
         """
         try:
-            request = to_request(_read(data), call.time_remaining())
+            trace = trace_of(call.invocation_metadata() or ())
+            request = to_request(_read(data), call.time_remaining(), trace)
             async with contextlib.aclosing(self._loaded().generate(request)) as events:
                 async for event in events:
                     yield to_message(event)

@@ -14,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokloom.serve.http.auth import check_key
+from tokloom.serve.http.auth import OPEN_PATHS, check_key
 from tokloom.serve.http.bodies import DISCARD
 from tokloom.serve.http.errors import ClientGone, body_of, encode, headers_of, status_of
 from tokloom.serve.http.generation import send_json
 from tokloom.serve.http.openapi import document
+from tokloom.serve.http.page import page_routes
 from tokloom.serve.http.plain import answer
 from tokloom.serve.http.reporting import report_failure, report_request, request_id_of
 from tokloom.serve.http.routes import ROUTES, Route, Routes
@@ -41,7 +42,9 @@ def build_app(service: Service, keys: tuple[str, ...] = ()) -> ASGIApp:
         return answer(described)
 
     routes = (*ROUTES, Route(path="/openapi.json", method="GET", handler=openapi, answer=dict))
-    app: ASGIApp = Guarded(service, Routes(routes), Keys(keys))
+    pages = page_routes(section.root_path) if section.playground else ()
+    open_paths = OPEN_PATHS.union(route.path for route in pages)
+    app: ASGIApp = Guarded(service, Routes((*routes, *pages)), Keys(keys), open_paths)
     if section.cors_origins:
         app = CORSMiddleware(
             app,
@@ -68,7 +71,7 @@ class RequestIds:
         request_id = _given_id(scope) or uuid4().hex
         state = {**scope.get("state", {}), "request_id": request_id}
         path = scope["path"]
-        if self._root_path and path.startswith(self._root_path + "/"):
+        if self._root_path and (path == self._root_path or path.startswith(self._root_path + "/")):
             path = path[len(self._root_path) :]
         header = (b"x-request-id", request_id.encode())
 
@@ -91,10 +94,11 @@ def _given_id(scope: Scope) -> str:
 class Guarded:
     """Keys, routes, and every error as OpenAI's error object with its status."""
 
-    def __init__(self, service: Service, routes: Routes, keys: Keys) -> None:
+    def __init__(self, service: Service, routes: Routes, keys: Keys, open_paths: frozenset[str]) -> None:
         self._service = service
         self._routes = routes
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin = time.perf_counter()
@@ -134,7 +138,7 @@ class Guarded:
             report_request(scope, status, time.perf_counter() - begin)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_key(self._keys, scope["path"], scope["headers"])
+        check_key(self._keys, scope["path"], scope["headers"], self._open_paths)
         handler, parameters = self._routes.find(scope["method"], scope["path"])
         inner: dict[str, Any] = {**scope, "path_params": parameters}
         response = await handler(self._service, Request(inner, receive))

@@ -10,9 +10,11 @@ from tokloom.serve.keys import Keys
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 
 
-def check_key(keys: Keys, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+def check_key(
+    keys: Keys, path: str, headers: Iterable[tuple[bytes, bytes]], open_paths: frozenset[str] = OPEN_PATHS
+) -> None:
     """Raises HttpError 401."""
-    if keys.open or path in OPEN_PATHS:
+    if keys.open or path in open_paths:
         return
     values = [value for name, value in headers if name == b"authorization"]
     if not keys.accept(values[0] if len(values) == 1 else b""):

@@ -22,6 +22,7 @@ from tokloom.serve.http.rendering import DONE, Counts, TokenTexts, UsageObject, 
 from tokloom.serve.http.requests import ChatRequest, InputMessage, Message
 from tokloom.serve.http.service import Service
 from tokloom.serve.http.structured import grammar_of
+from tokloom.serve.tracing import trace_of
 
 
 class TopLogprob(TypedDict):
@@ -106,6 +107,7 @@ async def chat_completions(service: Service, request: Request) -> Generation:
         priority=body.priority,
         tenant=body.user,
         salt=body.cache_salt,
+        trace=trace_of(request.scope["headers"]),
     )
     rendering = ChatRendering(model, TokenTexts(engine.tokenizer), logprobs=body.logprobs, with_usage=body.with_usage)
     return Generation(service, [generate], rendering, stream=body.stream)

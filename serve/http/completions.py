@@ -18,6 +18,7 @@ from tokloom.serve.http.rendering import DONE, Counts, Offsets, TokenTexts, Usag
 from tokloom.serve.http.requests import MAX_SEQUENCES, CompletionRequest, Input
 from tokloom.serve.http.service import Service
 from tokloom.serve.http.structured import grammar_of
+from tokloom.serve.tracing import trace_of
 
 Prompt = str | list[int]
 
@@ -76,6 +77,7 @@ async def completions(service: Service, request: Request) -> Generation:
             priority=body.priority,
             tenant=body.user,
             salt=body.cache_salt,
+            trace=trace_of(request.scope["headers"]),
         )
         for prompt in prompts
     ]

@@ -74,6 +74,10 @@ class ServeSection:
         default="", validator=_prefix, metadata=_help("Path prefix under which a proxy shows the server.")
     )
 
+    playground: bool = field(
+        default=True, metadata=_help("Serve a page to chat with the model and to watch the engine, at /.")
+    )
+
     def __attrs_post_init__(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key belong together")
@@ -95,3 +99,8 @@ def option_names() -> dict[str, str]:
     return {
         item.name: "--" + item.name.replace("_", "-") for item in attrs.fields(ServeSection) if item.name != "api_key"
     }
+
+
+def is_switch(item: "Attribute[Any]") -> bool:
+    """Whether its option is a pair, `--NAME` and `--no-NAME`, without a value."""
+    return item.type is bool

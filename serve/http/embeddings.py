@@ -14,6 +14,7 @@ from tokloom.serve.http.generation import Generation
 from tokloom.serve.http.rendering import Counts
 from tokloom.serve.http.requests import EmbeddingRequest
 from tokloom.serve.http.service import Service
+from tokloom.serve.tracing import trace_of
 
 
 class EmbeddingObject(TypedDict):
@@ -54,6 +55,7 @@ async def embeddings(service: Service, request: Request) -> Generation:
             priority=body.priority,
             tenant=body.user,
             salt=body.cache_salt,
+            trace=trace_of(request.scope["headers"]),
         )
         for prompt in prompts_of(body.input)
     ]

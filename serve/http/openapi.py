@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from tokloom import __version__
 from tokloom.serve.http.auth import OPEN_PATHS
+from tokloom.serve.http.plain import Status
 from tokloom.serve.http.responses import ResponseEvent
 from tokloom.serve.http.routes import Route
 
@@ -99,7 +100,7 @@ def _operation(route: Route, keys: bool) -> Schema:
         made["security"] = [{"key": []}]
         statuses.add(401)
     for status in sorted(statuses):
-        body = route.answer if status == 503 and route.body is None else ErrorBody
+        body = Status if status == 503 and route.answer is Status else ErrorBody
         response: Schema = {"description": _MEANINGS[status], "content": {"application/json": {"schema": _ref(body)}}}
         if status in (429, 503):
             response["headers"] = {"retry-after": {"schema": {"type": "string"}, "description": "Seconds."}}

@@ -84,10 +84,12 @@ async def tokenize(service: Service, request: Request) -> Response:
         raise RequestError("needs either prompt or messages", remedy="Give exactly one of them")
     ids: Sequence[int]
     if body.messages is not None:
-        if not tokenizer.has_chat_template:
+        if not tokenizer.chat_template:
             raise RequestError("the model has no chat template", remedy="Send a prompt")
         messages, generation = conversation(body.messages), body.add_generation_prompt
-        ids = await asyncio.to_thread(lambda: tokenizer.chat(messages, add_generation_prompt=generation))
+        ids = await asyncio.to_thread(
+            lambda: tokenizer.chat(messages, tools=(), options={}, add_generation_prompt=generation)
+        )
     else:
         text, special = body.prompt or "", body.add_special_tokens
         ids = await asyncio.to_thread(lambda: tokenizer.encode(text, add_special=special))

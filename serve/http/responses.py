@@ -25,6 +25,7 @@ from tokloom.serve.http.rendering import Counts
 from tokloom.serve.http.requests import ResponseRequest
 from tokloom.serve.http.service import Service
 from tokloom.serve.http.structured import grammar_of
+from tokloom.serve.tracing import trace_of
 
 
 class OutputText(TypedDict):
@@ -116,6 +117,7 @@ async def responses(service: Service, request: Request) -> Generation:
         priority=body.priority,
         tenant=body.user,
         salt=body.cache_salt,
+        trace=trace_of(request.scope["headers"]),
     )
     shown: dict[str, Any] = {
         "model": model,

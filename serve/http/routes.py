@@ -7,7 +7,7 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from tokloom.serve.http import plain
+from tokloom.serve.http import live, plain
 from tokloom.serve.http.chat import ChatChunk, ChatCompletion, chat_completions
 from tokloom.serve.http.completions import TextCompletion, completions
 from tokloom.serve.http.embeddings import EmbeddingList, embeddings
@@ -115,6 +115,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(path="/health", method="GET", handler=plain.health, answer=plain.Status, statuses=(503,)),
     Route(path="/ready", method="GET", handler=plain.ready, answer=plain.Status, statuses=(503,)),
     Route(path="/version", method="GET", handler=plain.version, answer=plain.VersionObject),
+    Route(
+        path="/v1/tokloom/snapshot",
+        method="GET",
+        handler=live.snapshot,
+        answer=live.SnapshotObject,
+        statuses=(503,),
+    ),
     Route(path="/metrics", method="GET", handler=plain.metrics, statuses=(404,)),
 )
 

@@ -1,14 +1,15 @@
 """A core without a model: every request answers with tokens that a test chose. And tokenizers of bytes."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from attrs import define, field
 
 from tokloom.core.events import OutputEvent, TokenLogprobs, Usage
-from tokloom.sdk import CapacityError, ChatMessage, FinishReason, Request, RequestError
+from tokloom.core.numbers import Numbers
+from tokloom.sdk import JSON, CapacityError, ChatMessage, FinishReason, Request, RequestError, Tool
 
 BOS, EOS = 256, 257
 
@@ -21,7 +22,7 @@ class ByteTokenizer:
     def __init__(self, pieces: Sequence[bytes] = (), *, template: bool = True, strips: bool = False) -> None:
         self._pieces = [*(bytes([value]) for value in range(256)), b"<bos>", b"<eos>", *pieces]
         self._strips = strips
-        self.has_chat_template = template
+        self.chat_template = "[role]content" if template else ""
         self.threads: set[str] = set()
         self.before_encode: Callable[[], None] = lambda: None
 
@@ -38,8 +39,15 @@ class ByteTokenizer:
         text = data.decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self._strips else text
 
-    def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
-        if not self.has_chat_template:
+    def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Tool],
+        options: Mapping[str, JSON],
+        add_generation_prompt: bool,
+    ) -> Sequence[int]:
+        if not self.chat_template:
             raise RequestError("the model has no chat template")
         text = "".join(f"[{message.role}]{message.content}" for message in messages) + "[assistant]"
         return self.encode(text, add_special=True)
@@ -122,6 +130,9 @@ class FakeCore:
         row = self._rows.get((request_id, child))
         if row is not None and row.over is None:
             row.over = "stop"
+
+    def numbers(self) -> Numbers:
+        return Numbers(running=len(self._rows), steps=self.steps, generated_tokens=self.drawn)
 
     def wait(self, timeout: float) -> None:
         self._woken.wait(timeout)

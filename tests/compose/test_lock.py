@@ -65,7 +65,7 @@ def test_two_locks_of_the_same_are_equal_and_agree() -> None:
 
 def test_a_lock_holds_what_the_composition_is_made_of() -> None:
     held = tomllib.loads(lock(base()))
-    assert held["model"] == {"name": "inline", "digest": "d", "dtype": "float32"}
+    assert held["model"] == {"name": "inline", "digest": "d", "dtype": "float32", "chat_template": ""}
     assert held["engine"]["max_batch_tokens"] == 32
     assert held["engine"]["kv_memory"] == 1 << 20
     assert held["engine"]["graphs"] == "auto"

@@ -14,8 +14,9 @@ import httpx
 from fake_core import ByteTokenizer, FakeCore, Forever
 
 from tokloom.api import AsyncEngine
+from tokloom.core.composition import Used
 from tokloom.core.events import OutputEvent
-from tokloom.sdk import GenerationDefaults, Request
+from tokloom.sdk import GenerationDefaults, KVLayout, Request
 from tokloom.serve.http.config import ServeSection
 from tokloom.serve.http.lifecycle import Server
 
@@ -58,9 +59,14 @@ def fake_core(
     """A fake core that knows its sizes."""
     core = Paced(answer, burst=lambda: burst, limit=limit)
     core.composition = SimpleNamespace(
-        settings=SimpleNamespace(max_sequences=sequences, max_model_tokens=4096, threads=1),
+        settings=SimpleNamespace(max_sequences=sequences, max_model_tokens=4096, page_tokens=16, threads=1),
         observers=(),
-        model=SimpleNamespace(spec=SimpleNamespace(vocab_size=258, generation=GenerationDefaults())),
+        used=(Used(section="model", kind="model", plugin="fake", distribution="tests", version="1"),),
+        device=SimpleNamespace(info=SimpleNamespace(name="none")),
+        layout=KVLayout((), (), (), b""),
+        model=SimpleNamespace(
+            spec=SimpleNamespace(name="fake", dtype="float32", vocab_size=258, generation=GenerationDefaults())
+        ),
     )
     return core
 

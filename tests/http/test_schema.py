@@ -23,6 +23,7 @@ OPERATIONS = [
     ("GET", "/health"),
     ("GET", "/ready"),
     ("GET", "/version"),
+    ("GET", "/v1/tokloom/snapshot"),
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
 ]

@@ -78,7 +78,12 @@ def test_random_bytes_round_trip(ours: DecoderTokenizer) -> None:
 
 @pytest.mark.model
 def test_the_real_chat_template_frames_messages(ours: DecoderTokenizer) -> None:
-    ids = ours.chat([ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")], add_generation_prompt=True)
+    ids = ours.chat(
+        [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")],
+        tools=(),
+        options={},
+        add_generation_prompt=True,
+    )
     assert ours.decode(ids, skip_special=False) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -157,7 +162,7 @@ def test_a_folder_brings_tokenizer_and_template(tmp_path: Path) -> None:
     assert ids[0] == 256
     assert b"".join(tokenizer.token_bytes(token) for token in ids[1:]) == "añb".encode()
     assert tokenizer.special_ids == {256, 257}
-    chat = tokenizer.chat([ChatMessage("user", "x")], add_generation_prompt=False)
+    chat = tokenizer.chat([ChatMessage("user", "x")], tools=(), options={}, add_generation_prompt=False)
     assert tokenizer.decode(chat, skip_special=False) == "<bos>x<eos>"
 
 
@@ -173,7 +178,7 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
 
 def render(text: str) -> str:
     template = ChatTemplate(text, "model", {"bos_token": "<s>"})
-    return template.render([ChatMessage("user", "hi")], add_generation_prompt=True)
+    return template.render([ChatMessage("user", "hi")], tools=(), options={}, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(

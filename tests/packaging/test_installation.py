@@ -177,6 +177,13 @@ def test_the_wheel_has_profiles_type_marker_and_licence(wheel: Path) -> None:
     assert profiles | {"tokloom/py.typed"} <= packed
 
 
+def test_the_wheel_has_the_playground(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if "/playground/" in name}
+    files = (ROOT / "serve" / "http" / "playground").iterdir()
+    assert packed == {f"tokloom/serve/http/playground/{file.name}" for file in files}
+
+
 def test_the_base_installation_asks_for_no_heavy_library(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith("METADATA")]

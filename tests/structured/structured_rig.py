@@ -1,6 +1,6 @@
 """What these tests share: a tokenizer whose tokens are bytes, the plugin over it, and whether it takes a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokloom.plugins.logits.llguidance import LLGuidanceOptions, tokloom_logits
-from tokloom.sdk import ChatMessage, Context, Grammar, GrammarFactory, GrammarSpec
+from tokloom.sdk import JSON, ChatMessage, Context, Grammar, GrammarFactory, GrammarSpec, Tool
 
 END: Final = 256
 CALL: Final = 257
@@ -20,7 +20,7 @@ class ByteTokenizer:
     """Implements `tokloom.sdk.Tokenizer`: a token per byte, `<|end|>` and `<|call|>`."""
 
     special_ids = frozenset({END, CALL})
-    has_chat_template = False
+    chat_template = ""
 
     def encode(self, text: str, *, add_special: bool) -> Sequence[int]:
         return list(text.encode())
@@ -33,7 +33,14 @@ class ByteTokenizer:
             return bytes([token_id])
         return {END: b"<|end|>", CALL: b"<|call|>"}.get(token_id, b"")
 
-    def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
+    def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Tool],
+        options: Mapping[str, JSON],
+        add_generation_prompt: bool,
+    ) -> Sequence[int]:
         raise NotImplementedError
 
 

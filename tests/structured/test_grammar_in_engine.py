@@ -3,7 +3,7 @@
 import random
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from engine_world import VOCAB, World, compose, parity, request, serial
 
 from tokloom.plugins.logits.llguidance import LLGuidanceOptions, tokloom_logits
-from tokloom.sdk import ChatMessage, GrammarSpec, LogitsCaps, NoOptions, Offer, RequestError
+from tokloom.sdk import JSON, ChatMessage, GrammarSpec, LogitsCaps, NoOptions, Offer, RequestError, Tool
 
 PATTERN = "(01|2[35]){3}4|5[67]+8(9|0)*"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
@@ -29,7 +29,7 @@ class Digits:
     """Implements `tokloom.sdk.Tokenizer`: token i is the digit i, the last token is special."""
 
     special_ids = frozenset({10})
-    has_chat_template = False
+    chat_template = ""
 
     def encode(self, text: str, *, add_special: bool) -> Sequence[int]:
         return [int(digit) for digit in text]
@@ -40,7 +40,14 @@ class Digits:
     def token_bytes(self, token_id: int) -> bytes:
         return str(token_id).encode() if token_id < 10 else b"<|ten|>"
 
-    def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
+    def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Tool],
+        options: Mapping[str, JSON],
+        add_generation_prompt: bool,
+    ) -> Sequence[int]:
         raise NotImplementedError
 
 

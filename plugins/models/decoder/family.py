@@ -43,11 +43,11 @@ class DecoderFamily:
         if path is None:
             snapshot = fetch(source.name)
             hub = HFCheckpoint(snapshot.folder)
-            return DecoderModel(snapshot.folder, hub, source.dtype or hub.config.dtype, snapshot)
+            return DecoderModel(snapshot.folder, hub, source, snapshot)
         if not path.exists():
             raise CheckpointError("does not exist", subject=str(path), remedy="Check model.path")
         checkpoint = HFCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
-        return DecoderModel(path, checkpoint, source.dtype or checkpoint.config.dtype)
+        return DecoderModel(path, checkpoint, source)
 
     def names(self) -> Mapping[str, str]:
         return {}
@@ -57,8 +57,13 @@ class DecoderModel:
     """Implements `tokloom.sdk.AdaptableModel`: metadata is read, weights are not."""
 
     def __init__(
-        self, path: Path, checkpoint: HFCheckpoint | GGUFCheckpoint, dtype: str, snapshot: Snapshot | None = None
+        self,
+        path: Path,
+        checkpoint: HFCheckpoint | GGUFCheckpoint,
+        source: ModelSource,
+        snapshot: Snapshot | None = None,
     ) -> None:
+        dtype = source.dtype or checkpoint.config.dtype
         if dtype not in _DTYPES:
             raise CheckpointError(
                 f"dtype {dtype!r} cannot be computed in", subject=str(path), remedy=f"Use one of {', '.join(_DTYPES)}"
@@ -66,6 +71,7 @@ class DecoderModel:
         self._path = path
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._template = source.chat_template
         self._snapshot = snapshot
 
     @cached_property
@@ -102,8 +108,8 @@ class DecoderModel:
     @cached_property
     def tokenizer(self) -> DecoderTokenizer | None:
         if isinstance(self._checkpoint, GGUFCheckpoint):
-            return from_gguf_metadata(str(self._path), self._checkpoint.file.metadata)
-        return from_folder(self._path)
+            return from_gguf_metadata(str(self._path), self._checkpoint.file.metadata, self._template)
+        return from_folder(self._path, self._template)
 
     def open_adapter(self, path: Path) -> AdapterInfo:
         descs = linear_descs(self._checkpoint.config, self._dtype)

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokloom.plugins.models.decoder.chat import ChatTemplate
 from tokloom.plugins.models.decoder.gguf_file import Value
 from tokloom.plugins.models.decoder.sources import read_json
-from tokloom.sdk import ChatMessage, CheckpointError, RequestError
+from tokloom.sdk import JSON, ChatMessage, CheckpointError, RequestError, Tool
 
 _CONTROL, _USER_DEFINED = 3, 4
 _SPACE: Final = "\u2581"
@@ -33,6 +33,7 @@ class DecoderTokenizer:
     Args:
         byte_level: token texts are byte-level BPE; otherwise SentencePiece with byte fallback.
         bos: id put in front with `add_special`, or -1.
+        templates: the chat template, then, if there is one, that of conversations with tools.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class DecoderTokenizer:
         byte_level: bool,
         bos: int,
         special: frozenset[int],
-        template: ChatTemplate | None,
+        templates: Sequence[ChatTemplate],
     ) -> None:
         self._tokenizer = tokenizer
         self._byte_level = byte_level
         self._bos = bos
         self._special = special
-        self._template = template
+        self._templates = tuple(templates)
         self._pieces: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special: bool) -> Sequence[int]:
@@ -87,13 +88,21 @@ class DecoderTokenizer:
         return self._special
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
+    def chat_template(self) -> str:
+        return "\n".join(template.text for template in self._templates)
 
-    def chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Sequence[int]:
-        if self._template is None:
+    def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Tool],
+        options: Mapping[str, JSON],
+        add_generation_prompt: bool,
+    ) -> Sequence[int]:
+        if not self._templates:
             raise RequestError("the model has no chat template", remedy="Send a plain prompt")
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        template = self._templates[-1 if tools else 0]
+        text = template.render(messages, tools=tools, options=options, add_generation_prompt=add_generation_prompt)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -111,8 +120,10 @@ def _byte_table() -> dict[str, int]:
 _TABLE: dict[str, int] = {}
 
 
-def from_folder(folder: Path) -> DecoderTokenizer | None:
-    """From tokenizer.json and tokenizer_config.json; None without the former."""
+def from_folder(folder: Path, template: Path | None = None) -> DecoderTokenizer | None:
+    """From tokenizer.json and tokenizer_config.json; None without the former. `template`: a file with the chat template
+    in place of the folder's.
+    """
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
@@ -140,7 +151,7 @@ def from_folder(folder: Path) -> DecoderTokenizer | None:
         byte_level=byte_level,
         bos=bos_id if adds and bos_id is not None else -1,
         special=special,
-        template=_folder_template(folder, config, names),
+        templates=_templates(template, str(folder), _folder_templates(folder, config), names),
     )
 
 
@@ -150,16 +161,34 @@ def _token_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _folder_template(folder: Path, config: Mapping[str, object], names: Mapping[str, str]) -> ChatTemplate | None:
+def _folder_templates(folder: Path, config: Mapping[str, object]) -> list[object]:
+    """The default one and the one for tools, where the folder has them."""
     separate = folder / "chat_template.jinja"
     text: object = separate.read_text(encoding="utf-8") if separate.is_file() else config.get("chat_template")
-    if isinstance(text, list):
-        text = next((t.get("template") for t in text if isinstance(t, dict) and t.get("name") == "default"), None)
-    return ChatTemplate(text, str(folder), names) if isinstance(text, str) else None
+    if not isinstance(text, list):
+        return [text, None]
+    named = {item.get("name"): item.get("template") for item in text if isinstance(item, dict)}
+    return [named.get("default"), named.get("tool_use")]
 
 
-def from_gguf_metadata(source: str, metadata: Mapping[str, Value]) -> DecoderTokenizer | None:
-    """From a GGUF file's own tokenizer; None if it carries none."""
+def _templates(given: Path | None, source: str, own: Sequence[object], tokens: Mapping[str, str]) -> list[ChatTemplate]:
+    """The one that is given, else those of the checkpoint."""
+    if given is None:
+        return [ChatTemplate(text, source, tokens) for text in own if isinstance(text, str)]
+    try:
+        return [ChatTemplate(given.read_text(encoding="utf-8"), str(given), tokens)]
+    except (OSError, UnicodeError) as error:
+        raise CheckpointError(
+            f"cannot be read: {error}", subject=str(given), remedy="Check model.chat_template"
+        ) from None
+
+
+def from_gguf_metadata(
+    source: str, metadata: Mapping[str, Value], template: Path | None = None
+) -> DecoderTokenizer | None:
+    """From a GGUF file's own tokenizer; None if it carries none. `template`: a file with the chat template in place of
+    the file's.
+    """
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if model is None or not isinstance(tokens, list):
@@ -190,13 +219,13 @@ def from_gguf_metadata(source: str, metadata: Mapping[str, Value]) -> DecoderTok
     }
     bos = ids["bos"]
     adds = metadata.get("tokenizer.ggml.add_bos_token", model == "llama")
-    template = metadata.get("tokenizer.chat_template")
+    own = [metadata.get(f"tokenizer.chat_template{suffix}") for suffix in ("", ".tool_use")]
     return DecoderTokenizer(
         tokenizer,
         byte_level=model == "gpt2",
         bos=bos if adds and isinstance(bos, int) and 0 <= bos < len(texts) else -1,
         special=special,
-        template=ChatTemplate(template, source, names) if isinstance(template, str) else None,
+        templates=_templates(template, source, own, names),
     )
 
 
