@@ -11,6 +11,8 @@ from tokloom.plugins.models.decoder.template_sandbox.values import LISTS, VIEWS,
 MAX_SOURCE: Final = 200_000
 #: nodes of its syntax tree
 MAX_NODES: Final = 30_000
+#: nodes times the loops and macros around each, and names times branches: the compiler reads them so often
+MAX_COMPILING: Final = 1_000_000
 #: levels of its syntax tree
 MAX_SYNTAX_DEPTH: Final = 150
 #: steps of one rendering. A step is about one node of the tree, evaluated once: 50 to 100 nanoseconds
@@ -77,9 +79,9 @@ class Budget:
         """
         needle = max(needle, 1)
         if length < 30_000 or backwards:
-            self.spend(length * needle >> 8)
+            self.spend(length * needle >> 7)
         else:
-            self.spend((length * min(needle, 16) + needle) >> 8)
+            self.spend((length * min(needle, 16) + needle) >> 7)
 
     def room(self, length: int) -> None:
         """Refuse to make a text of so many characters."""

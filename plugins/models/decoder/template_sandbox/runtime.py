@@ -125,7 +125,7 @@ class Runtime(Operators):
     def _attribute(self, obj: Any, kind: type, name: str) -> Any:
         """What templates may see of a value that is not a dictionary; `missing` where there is nothing."""
         if isinstance(obj, Undefined):
-            return self._unsafe(kind, name) if name.startswith("__") else self.fail(obj)
+            self.fail(obj)
         if isinstance(obj, Namespace):
             try:
                 return getattr(obj, name) if not name.startswith("_") else missing
@@ -227,7 +227,7 @@ class Runtime(Operators):
         depth = value.depth + 1 if type(value) is Stream else 1
         if depth > MAX_LAZY:
             raise TemplateLimit("lazy filters within each other", MAX_LAZY)
-        self.spend(5, 600)
+        self.spend(20, 1200)
         return Stream(source, depth)
 
     def unpack(self, value: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from jinja2 import nodes
 
 from tokloom.plugins.models.decoder.template_sandbox.budget import (
     MAX_BITS,
+    MAX_COMPILING,
     MAX_NODES,
     MAX_SYNTAX_DEPTH,
     TemplateFailure,
@@ -53,6 +54,7 @@ _ALLOWED: Final[frozenset[type[nodes.Node]]] = frozenset(_STEPS) | frozenset(
         nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow, nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Pos,
     }
 )  # fmt: skip
+_SCOPES: Final = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.With, nodes.Scope)
 _NAMES: Final[dict[type[nodes.Node], str]] = {
     nodes.Include: "include",
     nodes.Import: "import",
@@ -74,19 +76,29 @@ class Cost:
 
 
 def check(tree: nodes.Template) -> None:
-    """Refuse a tree that is too large, or that has what chat templates have no use for."""
-    level: list[nodes.Node] = [tree]
-    depth = count = 0
+    """Refuse a tree that is too large, that would take long to compile, or that has what chat templates need not."""
+    level: list[tuple[nodes.Node, int]] = [(tree, 0)]
+    depth = count = enclosed = branches = 0
+    names: set[str] = set()
     while level:
         depth += 1
         count += len(level)
+        enclosed += sum(scopes for _, scopes in level)
         if count > MAX_NODES:
             raise TemplateLimit("the size of a template in nodes", MAX_NODES)
         if depth > MAX_SYNTAX_DEPTH:
             raise TemplateLimit("the depth of a template", MAX_SYNTAX_DEPTH)
-        for node in level:
+        below: list[tuple[nodes.Node, int]] = []
+        for node, scopes in level:
             _check(node)
-        level = [child for node in level for child in node.iter_child_nodes()]
+            if isinstance(node, nodes.Name):
+                names.add(node.name)
+            branches += isinstance(node, nodes.If | nodes.CondExpr)
+            inside = scopes + isinstance(node, _SCOPES)
+            below += [(child, inside) for child in node.iter_child_nodes()]
+        level = below
+    if max(enclosed, branches * len(names)) > MAX_COMPILING:
+        raise TemplateLimit("the work of compiling a template", MAX_COMPILING)
 
 
 def _check(node: nodes.Node) -> None:
