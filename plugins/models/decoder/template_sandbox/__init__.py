@@ -45,7 +45,7 @@ class BoundedTemplate:
     """
 
     def __init__(self, text: str, *, clock: Callable[[], datetime] | None = None) -> None:
-        self._globals = dict(FUNCTIONS)
+        self._globals: dict[str, object] = dict(FUNCTIONS)
         if clock is not None:
             self._globals["strftime_now"] = clock_function(clock)
         self._program = _guarded(partial(compile_template, text))
@@ -56,7 +56,9 @@ class BoundedTemplate:
 
     def _render(self, variables: Mapping[str, object]) -> str:
         runtime = Runtime(FILTERS, TESTS)
-        names = {**self._globals, **{name: runtime.plain(value) for name, value in variables.items()}}
+        names = dict(self._globals)
+        for name in self._program.names & variables.keys():
+            names[name] = runtime.plain(variables[name])
         blocks = {
             name: partial(block, missing=missing, environment=runtime) for name, block in self._program.blocks.items()
         }

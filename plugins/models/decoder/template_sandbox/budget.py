@@ -1,7 +1,7 @@
 """Budget: what one rendering may still do, and the bounds on every value that it makes."""
 
 from sys import getsizeof
-from typing import Final
+from typing import Final, NoReturn
 
 from jinja2.runtime import Macro
 
@@ -67,10 +67,13 @@ class Budget:
         """Count steps and bytes."""
         self.work -= work
         self.memory -= memory
+        if self.work < 0 or self.memory < 0:
+            self._exhausted()
+
+    def _exhausted(self) -> NoReturn:
         if self.work < 0:
             raise TemplateLimit("work", MAX_WORK)
-        if self.memory < 0:
-            raise TemplateLimit("memory", MAX_MEMORY)
+        raise TemplateLimit("memory", MAX_MEMORY)
 
     def scan(self, length: int, needle: int, *, backwards: bool = False) -> None:
         """Count a search for a text of `needle` characters; the worst case is the product of the lengths.
@@ -94,11 +97,9 @@ class Budget:
         if length > MAX_TEXT:
             raise TemplateLimit("the length of a text", MAX_TEXT)
         self.work -= length >> 8
-        self.memory -= getsizeof(text)
-        if self.work < 0:
-            raise TemplateLimit("work", MAX_WORK)
-        if self.memory < 0:
-            raise TemplateLimit("memory", MAX_MEMORY)
+        self.memory -= getsizeof(text) if length > 100 else 200
+        if self.work < 0 or self.memory < 0:
+            self._exhausted()
         return text
 
     def items(self, count: int, each: int = 8) -> None:

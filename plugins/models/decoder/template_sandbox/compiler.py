@@ -24,7 +24,7 @@ _NAMES: Final = {
         f"g_{name}": name
         for name in (
             "text spend join getattr getitem call invoke iterate unpack unpack_map key slice contains eq ne order "
-            "add sub mul div floordiv mod pow neg pos"
+            "add plus sub mul div floordiv mod pow neg pos"
         ).split()
     },
     "LoopContext": "loop",
@@ -46,10 +46,17 @@ class Generation(Extension):
 
 @attrs.frozen
 class Program:
-    """A compiled template. Its functions take a context, a marker for what is missing, and a runtime."""
+    """A compiled template. Its functions take a context, a marker for what is missing, and a runtime.
+
+    Attributes:
+        root: the template's own text.
+        blocks: name -> a block's text.
+        names: all the names in it, so also those of the variables that it can see.
+    """
 
     root: Callable[..., Iterator[str]]
     blocks: dict[str, Callable[..., Iterator[str]]]
+    names: frozenset[str]
 
 
 def compile_template(text: str) -> Program:
@@ -67,7 +74,9 @@ def compile_template(text: str) -> Program:
     code = environment.compile(tree)
     space: dict[str, Any] = {"environment": None}
     exec(code, space)
-    return Program(space["root"], space["blocks"])
+    return Program(
+        space["root"], space["blocks"], frozenset(node.name for node in tree.find_all((nodes.Name, nodes.NSRef)))
+    )
 
 
 class _Guarded(CodeGenerator):
@@ -215,7 +224,12 @@ class _Guarded(CodeGenerator):
         self.write("))" if op == "notin" and native is None else ")")
 
     def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
-        self._apply("g_add", frame, node.left, node.right)
+        terms = [node.right]
+        left = node.left
+        while isinstance(left, nodes.Add):
+            terms.append(left.right)
+            left = left.left
+        self._apply("g_add" if len(terms) == 1 else "g_plus", frame, left, *reversed(terms))
 
     def visit_Sub(self, node: nodes.Sub, frame: Frame) -> None:
         self._apply("g_sub", frame, node.left, node.right)

@@ -1,10 +1,17 @@
 """Operators: arithmetic and comparisons whose cost and result are bounded before they happen."""
 
 from collections.abc import Callable
+from functools import reduce
 from operator import ge, gt, le, lt
 from typing import Any, Final, NoReturn
 
-from tokloom.plugins.models.decoder.template_sandbox.budget import MAX_BITS, MAX_ITEMS, Budget, TemplateLimit
+from tokloom.plugins.models.decoder.template_sandbox.budget import (
+    MAX_BITS,
+    MAX_ITEMS,
+    MAX_TEXT,
+    Budget,
+    TemplateLimit,
+)
 from tokloom.plugins.models.decoder.template_sandbox.printf import printf
 from tokloom.plugins.models.decoder.template_sandbox.values import (
     LISTS,
@@ -38,6 +45,16 @@ class Operators(Budget):
             self.items(len(left) + len(right))
             return left + right
         self._refuse("+", left, right)
+
+    def plus(self, *values: Any) -> Any:
+        """`a + b + c + …`, from the left; texts are put together at once."""
+        try:
+            size = sum(map(len, values))
+            if size <= MAX_TEXT:
+                return self.made("".join(values))
+        except TypeError:  # not all of them are texts
+            pass
+        return reduce(self.add, values)
 
     def sub(self, left: Any, right: Any) -> Any:
         """`left - right`."""

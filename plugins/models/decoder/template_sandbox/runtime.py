@@ -40,6 +40,9 @@ _LOOP: Final = frozenset(
     "index index0 revindex revindex0 first last length depth depth0 previtem nextitem cycle changed".split()
 )
 
+#: types of variables that are taken as they are
+_SIMPLE: Final = frozenset({str, bool, float, type(None)})
+
 
 class BoundedLoop(LoopContext):
     """The variable `loop`; its iterable has been through `Runtime.iterate`."""
@@ -306,8 +309,18 @@ class Runtime(Operators):
         """A copy of a variable in plain data. What is no data becomes a text that names its type."""
         if depth > MAX_DATA_DEPTH:
             raise TemplateLimit("the depth of data", MAX_DATA_DEPTH)
-        if value is None or type(value) in (str, bool, float):
+        kind = type(value)
+        if kind in _SIMPLE:
             return value
+        if kind is dict:
+            return {
+                (key if type(key) is str else self.key(self.plain(key))): (
+                    item if type(item) in _SIMPLE else self.plain(item, depth + 1)
+                )
+                for key, item in value.items()  # type: ignore[attr-defined]
+            }
+        if isinstance(value, list | tuple):
+            return [item if type(item) in _SIMPLE else self.plain(item, depth + 1) for item in value]
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, int):
@@ -315,9 +328,7 @@ class Runtime(Operators):
         if isinstance(value, float):
             return float(value)
         if isinstance(value, Mapping):
-            return {self.key(self.plain(k)): self.plain(v, depth + 1) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.plain(item, depth + 1) for item in value]
+            return self.plain(dict(value), depth)
         return f"<{type(value).__name__}>"
 
 
