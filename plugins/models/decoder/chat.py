@@ -1,43 +1,36 @@
-"""ChatTemplate: a model's own Jinja template, rendered in a sandbox with a bounded result."""
+"""ChatTemplate: a model's own Jinja template, rendered in a sandbox that bounds its time and memory."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from tokloom.plugins.models.decoder.template_sandbox import BoundedTemplate, TemplateFailure, TemplateLimit
 from tokloom.sdk import JSON, ChatMessage, RequestError, Tool
 
-#: characters a conversation may render to
-MAX_CHARACTERS = 4_000_000
 #: variables that a template gets from us
 _RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_REPLACE: Final = "Put a template of your own in its place: [model] chat_template = FILE in the profile"
 
 
 class ChatTemplate:
     """Hugging Face's conventions: `messages`, `tools`, `add_generation_prompt`, the special tokens' texts,
     `raise_exception`, `strftime_now` (UTC).
 
-    The sandbox gives no access to files, modules or attributes that begin with an underscore, and bounds `range`.
+    The sandbox gives no access to files, modules or the process, and bounds what a template may cost.
     """
 
     def __init__(self, text: str, source: str, tokens: Mapping[str, str]) -> None:
         self.text = text
         self._source = source
         self._tokens = dict(tokens)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
         self._problem = ""
         try:
-            self._template = environment.from_string(text)
-        except (TemplateError, RecursionError) as error:
-            self._problem = str(error) or type(error).__name__
+            self._template = BoundedTemplate(text, clock=partial(datetime.now, UTC))
+        except TemplateLimit as error:
+            self._problem = f"the chat template {error}"
+        except TemplateFailure as error:
+            self._problem = f"the chat template is invalid: {error}"
 
     def render(
         self,
@@ -47,31 +40,22 @@ class ChatTemplate:
         options: Mapping[str, JSON],
         add_generation_prompt: bool,
     ) -> str:
-        """The conversation as one text. Raises RequestError if the template refuses it or fails, or if an option is a
-        variable of ours.
+        """The conversation as one text. Raises RequestError if the template refuses it, fails or costs too much, or if
+        an option is a variable of ours.
         """
         if self._problem:
-            raise RequestError(f"the chat template is invalid: {self._problem}", subject=self._source)
+            raise RequestError(self._problem, subject=self._source, remedy=_REPLACE)
         variables = self._variables(messages, tools, options)
-        pieces: list[str] = []
-        size = 0
         try:
-            for piece in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
-                size += len(piece)
-                if size > MAX_CHARACTERS:
-                    raise RequestError(
-                        f"the chat template made more than {MAX_CHARACTERS} characters", subject=self._source
-                    )
-                pieces.append(piece)
-        except RequestError:
-            raise
-        except Exception as error:  # a template may raise anything its expressions raise
+            return self._template.render({**variables, "add_generation_prompt": add_generation_prompt})
+        except TemplateLimit as error:
+            raise RequestError(f"the chat template {error}", subject=self._source, remedy=f"Send less. {_REPLACE}") from error
+        except TemplateFailure as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error}",
                 subject=self._source,
                 remedy="Send messages with the roles the model was trained on",
             ) from error
-        return "".join(pieces)
 
     def _variables(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool], options: Mapping[str, JSON]
@@ -107,16 +91,3 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 def _tool(tool: Tool) -> dict[str, Any]:
     described = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": described}
-
-
-def _to_json(value: object, indent: int | None = None, **how: Any) -> str:
-    """`tojson` as Hugging Face has it: not escaped for HTML, characters beyond ASCII as they are."""
-    return json.dumps(value, **{"ensure_ascii": False, **how}, indent=indent)
-
-
-def _now(format: str) -> str:
-    return datetime.now(UTC).strftime(format)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
