@@ -394,7 +394,21 @@ FAMILIES = {
     "granite": GRANITE,
 }
 
-_WORDS = ["hello", "Grüße", "数学", "🙂", "<b>&amp;'\"</b>", "\n\n", "  ", "{{ x }}", "</think>", "<think>", "%s", "\t", "ſß"]
+_WORDS = [
+    "hello",
+    "Grüße",
+    "数学",
+    "🙂",
+    "<b>&amp;'\"</b>",
+    "\n\n",
+    "  ",
+    "{{ x }}",
+    "</think>",
+    "<think>",
+    "%s",
+    "\t",
+    "ſß",
+]
 
 
 def words(rng: random.Random, most: int = 12) -> str:

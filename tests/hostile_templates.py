@@ -50,14 +50,29 @@ HOSTILE: dict[str, str] = {
     "many lists": "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = [ns.a, [0] * 10000] %}{% endfor %}",
     "many texts": "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = [ns.a, 'x' * (1000 + i)] %}{% endfor %}",
     "many wide texts": "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = [ns.a, '🙂' * (100000 + i)] %}{% endfor %}",
-    "many small objects": "{% set ns = namespace(a=[]) %}" + _LOOPS + "{% set ns.a = [ns.a, [], {}, (i,), [i], {'a': i}] %}" + _ENDS,
+    "many small objects": "{% set ns = namespace(a=[]) %}"
+    + _LOOPS
+    + "{% set ns.a = [ns.a, [], {}, (i,), [i], {'a': i}] %}"
+    + _ENDS,
     "many namespaces": "{% set ns = namespace(a=0) %}" + _LOOPS + "{% set ns.a = namespace(a=ns.a) %}" + _ENDS,
-    "many macros": "{% set ns = namespace(a=0) %}" + _LOOPS + "{% macro f(a, b, c) %}{% endmacro %}{% set ns.a = [ns.a, f] %}" + _ENDS,
-    "many undefined values": "{% set ns = namespace(a=0) %}" + _LOOPS + "{% set ns.a = [ns.a, messages.a, messages.b, nope] %}" + _ENDS,
+    "many macros": "{% set ns = namespace(a=0) %}"
+    + _LOOPS
+    + "{% macro f(a, b, c) %}{% endmacro %}{% set ns.a = [ns.a, f] %}"
+    + _ENDS,
+    "many undefined values": "{% set ns = namespace(a=0) %}"
+    + _LOOPS
+    + "{% set ns.a = [ns.a, messages.a, messages.b, nope] %}"
+    + _ENDS,
     "many methods": "{% set ns = namespace(a=0) %}" + _LOOPS + "{% set ns.a = [ns.a, 'x'.upper, {}.items] %}" + _ENDS,
-    "many lazy values": "{% set ns = namespace(a=0) %}" + _LOOPS + "{% set ns.a = [ns.a, [1] | map('upper')] %}" + _ENDS,
+    "many lazy values": "{% set ns = namespace(a=0) %}"
+    + _LOOPS
+    + "{% set ns.a = [ns.a, [1] | map('upper')] %}"
+    + _ENDS,
     "many loops kept": "{% set ns = namespace(a=0) %}{% for i in range(100000) %}{% for j in range(99999) %}{% for k in [1] %}{% set ns.a = [ns.a, loop] %}{% endfor %}{% endfor %}{% endfor %}",
-    "many numbers": "{% set ns = namespace(a=0) %}" + _LOOPS + "{% set ns.a = [ns.a, i * 2.5 + j, 2**1000 + i] %}" + _ENDS,
+    "many numbers": "{% set ns = namespace(a=0) %}"
+    + _LOOPS
+    + "{% set ns.a = [ns.a, i * 2.5 + j, 2**1000 + i] %}"
+    + _ENDS,
     "many splits": _BIG + _LOOPS + "{% set ns.b = [ns.b, ns.a.split('0')] %}" + _ENDS,
     "split into letters": "{{ ('a ' * 2000000).split() | length }}{{ ('a,' * 2000000).split(',') | length }}",
     "lines": "{{ ('\\n' * 4000000).splitlines() | length }}",
@@ -117,9 +132,19 @@ HOSTILE: dict[str, str] = {
     "search backwards": "{% set t = 'a' * 4000000 %}{% set n = 'b' ~ 'a' * 100000 %}{% for i in range(99999) %}{{ t.rfind(n) }}{% endfor %}",
     "counting": "{% set t = 'a' * 4000000 %}{% for i in range(99999) %}{{ t.count('ab') }}{{ t.find('ab') }}{% endfor %}",
     "strip by many letters": "{% set t = 'a' * 4000000 %}{{ t.strip('b' * 2000000 ~ 'a') }}",
-    "equal texts": "{% set a = 'x' * 4000000 %}{% set b = 'x' ~ a[1:] %}" + _LOOPS + "{% if a == b %}{% endif %}" + _ENDS,
-    "equal long constants": "{% for i in range(99999) %}{% for j in range(99999) %}{{ '" + "x" * 50_000 + "' == '" + "x" * 50_000 + "'[:] }}{% endfor %}{% endfor %}",
-    "equal lists": "{% set a = [0] * 200000 %}{% set b = [0] * 200000 %}" + _LOOPS + "{% if a == b %}{% endif %}" + _ENDS,
+    "equal texts": "{% set a = 'x' * 4000000 %}{% set b = 'x' ~ a[1:] %}"
+    + _LOOPS
+    + "{% if a == b %}{% endif %}"
+    + _ENDS,
+    "equal long constants": "{% for i in range(99999) %}{% for j in range(99999) %}{{ '"
+    + "x" * 50_000
+    + "' == '"
+    + "x" * 50_000
+    + "'[:] }}{% endfor %}{% endfor %}",
+    "equal lists": "{% set a = [0] * 200000 %}{% set b = [0] * 200000 %}"
+    + _LOOPS
+    + "{% if a == b %}{% endif %}"
+    + _ENDS,
     "shared lists printed": "{% set ns = namespace(a=[0]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }}",
     "shared lists as JSON": "{% set ns = namespace(a=[0]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a | tojson }}",
     "shared dictionaries as JSON": "{% set ns = namespace(a={}) %}{% for i in range(60) %}{% set ns.a = {'a': ns.a, 'b': ns.a} %}{% endfor %}{{ ns.a | tojson }}",
@@ -146,12 +171,20 @@ HOSTILE: dict[str, str] = {
     "long output": "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
     "long output of a constant": "{% for i in range(100000) %}" + "x" * 1000 + "{% endfor %}",
     "letters twice": "{% for a in 'x' * 4000000 %}{{ loop.length }}{{ loop.revindex }}{% for b in 'y' * 4000000 %}{% endfor %}{% endfor %}",
-    "colliding keys": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [[i * (2**61 - 1), 0], ns.l] %}{% endfor %}" + _LOOPS + _ENDS,
+    "colliding keys": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [[i * (2**61 - 1), 0], ns.l] %}{% endfor %}"
+    + _LOOPS
+    + _ENDS,
     "long slices": "{% set l = [0] * 200000 %}" + _LOOPS + "{% set x = l[1:] %}" + _ENDS,
     "long text slices": "{% set l = 'x' * 4000000 %}" + _LOOPS + "{% set x = l[::-1] %}" + _ENDS,
     "long copies": "{% set l = [0] * 200000 %}" + _LOOPS + "{% set x = l.copy() %}" + _ENDS,
-    "long arguments": "{% set l = [0] * 200000 %}{% macro f() %}{{ varargs | length }}{% endmacro %}" + _LOOPS + "{% set x = f(*l) %}" + _ENDS,
-    "long dictionaries": "{% set l = dict(range(100000) | map('string') | batch(2)) %}" + _LOOPS + "{% set x = dict(l) %}{% set y = dict(**l) %}" + _ENDS,
+    "long arguments": "{% set l = [0] * 200000 %}{% macro f() %}{{ varargs | length }}{% endmacro %}"
+    + _LOOPS
+    + "{% set x = f(*l) %}"
+    + _ENDS,
+    "long dictionaries": "{% set l = dict(range(100000) | map('string') | batch(2)) %}"
+    + _LOOPS
+    + "{% set x = dict(l) %}{% set y = dict(**l) %}"
+    + _ENDS,
     "deep parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "deep lists": "{{ " + "[" * 20_000 + "]" * 20_000 + " }}",
     "deep sums": "{{ 1" + "+1" * 10_000 + " }}",

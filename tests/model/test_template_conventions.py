@@ -146,6 +146,10 @@ def test_an_expression_means_what_it_means_in_transformers(
     text: str, reference: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", _Clock)
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}, {"role": "user", "content": ""}]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": ""},
+    ]
     wanted, found = both(reference, text, messages, None, True, {})
     assert found == wanted

@@ -49,7 +49,9 @@ class ChatTemplate:
         try:
             return self._template.render({**variables, "add_generation_prompt": add_generation_prompt})
         except TemplateLimit as error:
-            raise RequestError(f"the chat template {error}", subject=self._source, remedy=f"Send less. {_REPLACE}") from error
+            raise RequestError(
+                f"the chat template {error}", subject=self._source, remedy=f"Send less. {_REPLACE}"
+            ) from error
         except TemplateFailure as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error}",

@@ -271,4 +271,3 @@ def _short(node: object) -> bool:
 
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Guarded
-

@@ -337,4 +337,3 @@ def _plain_call(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args)
 
     return call
-

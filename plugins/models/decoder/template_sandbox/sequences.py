@@ -322,7 +322,17 @@ _TESTS: Final[Mapping[str, Callable[..., bool]]] = {
     **{
         name: _plain(tests.TESTS[name])
         for name in (
-            "defined", "undefined", "none", "boolean", "false", "true", "integer", "float", "string", "mapping", "number"
+            "defined",
+            "undefined",
+            "none",
+            "boolean",
+            "false",
+            "true",
+            "integer",
+            "float",
+            "string",
+            "mapping",
+            "number",
         )
     },
     "odd": lambda runtime, value, /: runtime.eq(runtime.mod(value, 2), 1),

@@ -54,7 +54,15 @@ _ALLOWED: Final[frozenset[type[nodes.Node]]] = frozenset(_STEPS) | frozenset(
         nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow, nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Pos,
     }
 )  # fmt: skip
-_SCOPES: Final = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.With, nodes.Scope)
+_SCOPES: Final = (
+    nodes.For,
+    nodes.Macro,
+    nodes.CallBlock,
+    nodes.AssignBlock,
+    nodes.FilterBlock,
+    nodes.With,
+    nodes.Scope,
+)
 _NAMES: Final[dict[type[nodes.Node], str]] = {
     nodes.Include: "include",
     nodes.Import: "import",
