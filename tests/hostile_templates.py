@@ -293,7 +293,7 @@ def run(templates: Sequence[str], *, megabytes: int = 700, seconds: float = 300)
 def _one(text: str) -> list[str]:
     from datetime import datetime
 
-    from tokloom.plugins.models.decoder.template_sandbox import BoundedTemplate
+    from tokloom.plugins.models.decoder.template_sandbox.bounded import BoundedTemplate
 
     variables: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": None}
     try:
@@ -303,8 +303,6 @@ def _one(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    import tokloom.plugins.models.decoder.template_sandbox
-
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + int(sys.argv[1]) * 1024**2
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from tokloom.plugins.models.decoder.template_sandbox import BoundedTemplate, TemplateFailure, TemplateLimit
+from tokloom.plugins.models.decoder.template_sandbox.bounded import BoundedTemplate
+from tokloom.plugins.models.decoder.template_sandbox.budget import TemplateFailure, TemplateLimit
 from tokloom.sdk import JSON, ChatMessage, RequestError, Tool
 
 #: variables that a template gets from us

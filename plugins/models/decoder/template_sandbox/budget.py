@@ -1,5 +1,6 @@
 """Budget: what one rendering may still do, and the bounds on every value that it makes."""
 
+from collections.abc import Iterable
 from sys import getsizeof
 from typing import Final, NoReturn
 
@@ -131,7 +132,8 @@ class Budget:
             return 2 + sum(self.measure(k, depth + 1) + self.measure(v, depth + 1) + 4 for k, v in table.items())
         if kind in LISTS or kind in VIEWS:
             self._deeper(depth)
-            return 16 + sum(self.measure(item, depth + 1) + 2 for item in value)  # type: ignore[attr-defined]
+            items: Iterable[object] = value  # type: ignore[assignment]
+            return 16 + sum(self.measure(item, depth + 1) + 2 for item in items)
         self.spend(2)
         if kind is int:
             return self.integer(value).bit_length() // 3 + 3  # type: ignore[arg-type]

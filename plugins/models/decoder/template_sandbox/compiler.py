@@ -18,17 +18,24 @@ from tokloom.plugins.models.decoder.template_sandbox.filters import FILTERS
 from tokloom.plugins.models.decoder.template_sandbox.sequences import TESTS
 from tokloom.plugins.models.decoder.template_sandbox.syntax import Costs, check
 
+#: what compiled code calls of a runtime
+_OPERATIONS: Final = (
+    "text spend join getattr getitem call invoke iterate unpack unpack_map key slice contains eq ne order "
+    "add plus sub mul div floordiv mod pow neg pos"
+)
 #: name in compiled code -> attribute of the runtime. The last two take the place of classes of Jinja's runtime
 _NAMES: Final = {
-    **{
-        f"g_{name}": name
-        for name in (
-            "text spend join getattr getitem call invoke iterate unpack unpack_map key slice contains eq ne order "
-            "add plus sub mul div floordiv mod pow neg pos"
-        ).split()
-    },
+    **{f"g_{name}": name for name in _OPERATIONS.split()},
     "LoopContext": "loop",
     "Macro": "macro_class",
+}
+_FUNCTIONS: Final = {
+    "-": "g_sub",
+    "*": "g_mul",
+    "/": "g_div",
+    "//": "g_floordiv",
+    "%": "g_mod",
+    "**": "g_pow",
 }
 _NATIVE: Final = {"eq": "==", "ne": "!=", "in": "in", "notin": "not in"}
 
@@ -74,14 +81,13 @@ def compile_template(text: str) -> Program:
     code = environment.compile(tree)
     space: dict[str, Any] = {"environment": None}
     exec(code, space)
-    return Program(
-        space["root"], space["blocks"], frozenset(node.name for node in tree.find_all((nodes.Name, nodes.NSRef)))
-    )
+    named: list[Any] = list(tree.find_all((nodes.Name, nodes.NSRef)))
+    return Program(space["root"], space["blocks"], frozenset(node.name for node in named))
 
 
 class _Guarded(CodeGenerator):
     _costs: Costs
-    _around: Mapping[int, tuple[str, str]] = {}  # noqa: RUF012
+    _around: Mapping[int, tuple[str, str]] = {}
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         self._costs = Costs(node)
@@ -91,7 +97,8 @@ class _Guarded(CodeGenerator):
             if loop.test is not None:
                 cost = self._costs.conditions[id(loop.test)]
                 around[id(loop.test)] = (f"(g_spend({cost.work}, {cost.memory}) or (", "))")
-        for call in node.find_all((nodes.Call, nodes.Filter, nodes.Test)):
+        called: list[Any] = list(node.find_all((nodes.Call, nodes.Filter, nodes.Test)))
+        for call in called:
             if call.dyn_args is not None:
                 around[id(call.dyn_args)] = ("g_unpack(", ")")
             if call.dyn_kwargs is not None:
@@ -223,7 +230,7 @@ class _Guarded(CodeGenerator):
             self.visit(right, frame)
         self.write("))" if op == "notin" and native is None else ")")
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
         terms = [node.right]
         left = node.left
         while isinstance(left, nodes.Add):
@@ -231,29 +238,15 @@ class _Guarded(CodeGenerator):
             left = left.left
         self._apply("g_add" if len(terms) == 1 else "g_plus", frame, left, *reversed(terms))
 
-    def visit_Sub(self, node: nodes.Sub, frame: Frame) -> None:
-        self._apply("g_sub", frame, node.left, node.right)
+    def _binary(self, node: nodes.BinExpr, frame: Frame) -> None:
+        self._apply(_FUNCTIONS[node.operator], frame, node.left, node.right)
 
-    def visit_Mul(self, node: nodes.Mul, frame: Frame) -> None:
-        self._apply("g_mul", frame, node.left, node.right)
+    visit_Sub = visit_Mul = visit_Div = visit_FloorDiv = visit_Mod = visit_Pow = _binary
 
-    def visit_Div(self, node: nodes.Div, frame: Frame) -> None:
-        self._apply("g_div", frame, node.left, node.right)
+    def _unary(self, node: nodes.UnaryExpr, frame: Frame) -> None:
+        self._apply("g_neg" if node.operator == "-" else "g_pos", frame, node.node)
 
-    def visit_FloorDiv(self, node: nodes.FloorDiv, frame: Frame) -> None:
-        self._apply("g_floordiv", frame, node.left, node.right)
-
-    def visit_Mod(self, node: nodes.Mod, frame: Frame) -> None:
-        self._apply("g_mod", frame, node.left, node.right)
-
-    def visit_Pow(self, node: nodes.Pow, frame: Frame) -> None:
-        self._apply("g_pow", frame, node.left, node.right)
-
-    def visit_Neg(self, node: nodes.Neg, frame: Frame) -> None:
-        self._apply("g_neg", frame, node.node)
-
-    def visit_Pos(self, node: nodes.Pos, frame: Frame) -> None:
-        self._apply("g_pos", frame, node.node)
+    visit_Neg = visit_Pos = _unary
 
 
 def _cheap(op: str, left: object, right: object) -> bool:

@@ -57,14 +57,12 @@ def clock_function(clock: Callable[[], datetime]) -> Function:
     return Function("strftime_now", call)
 
 
-FUNCTIONS: Final[Mapping[str, Function]] = {
-    name: Function(name, function)
-    for name, function in {
-        "range": _range,
-        "dict": Runtime.table,
-        "namespace": Runtime.namespace,
-        "cycler": _cycler,
-        "joiner": _joiner,
-        "raise_exception": _raise,
-    }.items()
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "range": _range,
+    "dict": Runtime.table,
+    "namespace": Runtime.namespace,
+    "cycler": _cycler,
+    "joiner": _joiner,
+    "raise_exception": _raise,
 }
+FUNCTIONS: Final = {name: Function(name, function) for name, function in _FUNCTIONS.items()}

@@ -106,10 +106,10 @@ class Operators(Budget):
         """`left ** right`."""
         if type(left) not in NUMBERS or type(right) not in NUMBERS:
             self._refuse("**", left, right)
-        if isinstance(left, int) and isinstance(right, int) and right > 0 and abs(left) > 1:
-            # |left|^right has more than (bits - 1) * right bits
-            if (left.bit_length() - 1) * right >= MAX_BITS:
-                raise TemplateLimit("the bits of an integer", MAX_BITS)
+        integers = isinstance(left, int) and isinstance(right, int) and right > 0 and abs(left) > 1
+        # |left|^right has more than (bits - 1) * right bits
+        if integers and (left.bit_length() - 1) * right >= MAX_BITS:
+            raise TemplateLimit("the bits of an integer", MAX_BITS)
         return self.number(left**right)
 
     def neg(self, value: Any) -> Any:

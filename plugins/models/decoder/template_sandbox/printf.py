@@ -1,11 +1,10 @@
 """The formats of `%` and of `str.format`, one field at a time, with bounded width and precision."""
 
 import re
+from _string import formatter_field_name_split  # type: ignore[import-not-found]
 from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
-
-from _string import formatter_field_name_split  # type: ignore[import-not-found]
 
 from tokloom.plugins.models.decoder.template_sandbox.budget import MAX_WIDTH, Budget, TemplateLimit
 from tokloom.plugins.models.decoder.template_sandbox.values import LISTS, SCALARS, Undefined

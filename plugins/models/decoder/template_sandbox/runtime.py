@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import LoopContext, missing
-from jinja2.utils import Namespace
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace, missing
 
 from tokloom.plugins.models.decoder.template_sandbox.budget import (
     MAX_CALLS,
@@ -37,7 +37,21 @@ from tokloom.plugins.models.decoder.template_sandbox.values import (
 )
 
 _LOOP: Final = frozenset(
-    "index index0 revindex revindex0 first last length depth depth0 previtem nextitem cycle changed".split()
+    [
+        "index",
+        "index0",
+        "revindex",
+        "revindex0",
+        "first",
+        "last",
+        "length",
+        "depth",
+        "depth0",
+        "previtem",
+        "nextitem",
+        "cycle",
+        "changed",
+    ]
 )
 
 #: types of variables that are taken as they are

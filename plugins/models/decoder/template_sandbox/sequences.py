@@ -1,7 +1,7 @@
 """The filters that go over lists, and the tests that `select` and its like apply."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from jinja2 import tests
 from jinja2.exceptions import FilterArgumentError, TemplateRuntimeError
@@ -320,7 +320,7 @@ def _cased(name: str) -> Callable[..., bool]:
 
 _TESTS: Final[Mapping[str, Callable[..., bool]]] = {
     **{
-        name: _plain(tests.TESTS[name])
+        name: _plain(cast("Callable[[Any], bool]", tests.TESTS[name]))
         for name in (
             "defined",
             "undefined",

@@ -1,5 +1,6 @@
 """What may stand in a template, and what one passage through each block of it costs."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -135,7 +136,7 @@ class Costs:
         self.conditions: dict[int, Cost] = {}
         self.blocks[id(tree.body)] = self._all(tree.body)
 
-    def _all(self, found: "list[nodes.Node] | list[nodes.Expr]") -> Cost:
+    def _all(self, found: Sequence[nodes.Node]) -> Cost:
         return sum((self._one(node) for node in found), Cost())
 
     def _one(self, node: nodes.Node) -> Cost:
@@ -148,7 +149,7 @@ class Costs:
                 self.conditions[id(node.test)] = Cost(3) + self._one(node.test)
             return own + self._one(node.iter) + self._all(node.else_)
         if isinstance(node, nodes.Macro | nodes.CallBlock):
-            inside = Cost(10, 600) + self._all(list(node.args)) + self._all(node.defaults) + self._all(node.body)
+            inside = Cost(10, 600) + self._all(node.args) + self._all(node.defaults) + self._all(node.body)
             self.blocks[id(node.body)] = inside
             return own + (self._one(node.call) if isinstance(node, nodes.CallBlock) else Cost())
         if isinstance(node, nodes.Block):
