@@ -1,213 +1,94 @@
-"""Random templates from the blocks that waste is built of: loops, doubling, recursion, filters, formats, lists."""
+"""Random templates from the blocks that waste is built of: loops, doubling, recursion, filters, formats, lists.
+
+Most expressions have the type that their place wants, so that templates get far; a few have any, and fail.
+"""
 
 import random
+import re
+from typing import Final
 
-_ATOMS = [
-    "ns.a",
-    "ns.b",
-    "ns.l",
-    "ns.d",
-    "messages",
-    "messages[0]",
-    "messages[0].content",
-    "i",
-    "x",
-    "0",
-    "1",
-    "7",
-    "-3",
-    "2.5",
-    "1e300",
-    "999999999",
-    "none",
-    "true",
-    "''",
-    "'ab'",
-    "'x' * 5000",
-    "' %s {} '",
-    "'%9d'",
-    "[]",
-    "[1, 'a']",
-    "(1, 2)",
-    "{'k': 1}",
-    "range(40)",
-    "nope",
-    "loop",
-    "ns",
-    "f",
-    "'🙂é'",
-    "'a,b\\nc\\td'",
-    "tools",
-]
-_FILTERS = [
-    "upper",
-    "lower",
-    "title",
-    "trim",
-    "list",
-    "length",
-    "string",
-    "tojson",
-    "tojson(indent=2)",
-    "join('-')",
-    "join(ns.a)",
-    "reverse",
-    "sort",
-    "unique",
-    "unique | list",
-    "first",
-    "last",
-    "sum",
-    "sum(start=[])",
-    "map('string')",
-    "map('upper')",
-    "map(attribute='content')",
-    "select",
-    "reject('odd')",
-    "selectattr('role')",
-    "batch(3, 0)",
-    "slice(3)",
-    "groupby('role')",
-    "int",
-    "float",
-    "round(2)",
-    "abs",
-    "replace('a', 'bb')",
-    "replace('', ns.a)",
-    "center(200)",
-    "indent(9, true)",
-    "indent(ns.a)",
-    "truncate(20)",
-    "wordcount",
-    "escape",
-    "urlencode",
-    "default('z')",
-    "default(ns.l, true)",
-    "items",
-    "dictsort",
-    "min",
-    "max",
-    "format(1, 2)",
-    "format(ns.a)",
-    "attr('upper')",
-    "attr('format')",
-    "safe",
-    "capitalize",
-    "count",
-]
-_METHODS = [
-    "upper()",
-    "split()",
-    "split('a')",
-    "rsplit('b', 2)",
-    "splitlines()",
-    "replace('a', 'aa')",
-    "replace('', 'zz')",
-    "join(ns.l)",
-    "format(ns.a, ns.b)",
-    "format(*ns.l)",
-    "center(999)",
-    "ljust(100000)",
-    "zfill(70)",
-    "expandtabs(999)",
-    "strip('ab')",
-    "find('a')",
-    "count('a')",
-    "partition('a')",
-    "startswith('a')",
-    "items()",
-    "keys()",
-    "values()",
-    "get('k', ns.a)",
-    "copy()",
-    "index(1)",
-    "casefold()",
-    "isdigit()",
-    "encode()",
-    "append(1)",
-    "content",
-    "k",
-    "a",
-    "nope",
-]
-_BINARY = ["+", "-", "*", "/", "//", "%", "**", "~", "==", "!=", "<", ">=", "in", "not in", "and", "or"]
-_TESTS = [
-    "defined",
-    "string",
-    "mapping",
-    "iterable",
-    "sequence",
-    "number",
-    "even",
-    "divisibleby(3)",
-    "in(ns.l)",
-    "eq(ns.a)",
-    "lower",
-]
+#: type -> expressions of it; {t}, {l}, {n} and {d} stand for texts, lists, numbers and dictionaries
+_PRODUCTIONS: Final = {
+    "t": (
+        "{t} ~ {t}|({t}) + ({t})|({t}) * (({n}) % 9)|'%s-%5d' % ({t}, ({n}) % 999)|({l}) . join({t})|({n}) . string|"
+        "({t}) . upper|({t}) . title|({t}) . trim|({t}) . replace('a', {t})|({t}) . replace('', 'b')|({t}) . center(200)|"
+        "({t}) . indent(9, true)|({t}) . indent({t})|({t}) . truncate(20)|({t}) . escape|({t}) . urlencode|({l}) . tojson|"
+        "({d}) . tojson(indent=2)|({l}) . string|({d}) . string|({t}) . capitalize|'{} {!r:.9}'.format({t}, {l})|"
+        "({t}).upper()|({t}).replace('a', 'aa')|({t}).ljust(999)|({t}).zfill(70)|({t}).expandtabs(99)|({t}).strip('ab')|"
+        "({t}).partition('a')[0]|({t})[::-1]|({t})[:50]|({l}) . map('string') . join|f({t})|({t}) if ({t}) else ({t})|"
+        "({t}) . default({t}, true)|({t}).join({l} . map('string'))"
+    ).replace(" . ", " \0 ").split("|"),
+    "l": (
+        "({l}) + ({l})|({l}) * 2|[{t}, {n}, {l}]|({t}) . list|({t}).split('a')|({t}).splitlines()|range(({n}) % 99) . list|"
+        "({l}) . reverse . list|({l}) . map('string') . list|({l}) . map('string') . sort|({l}) . batch(3, 0) . list|"
+        "({l}) . slice(3) . list|({l}) . unique . list|({l}) . select . list|({l}) . reject('string') . list|({l})[1:]|"
+        "({l})[::-1]|({d}) . dictsort|({d}).items() . list|({d}).keys() . list|messages . map(attribute='content') . list|"
+        "({l}) if ({n}) else ({l})|[{l}, {l}] . sum(start=[])"
+    ).replace(" . ", " \0 ").split("|"),
+    "n": (
+        "({n}) + ({n})|({n}) - ({n})|({n}) * ({n})|({n}) // 7|({n}) % 1000|(({n}) % 99) ** 3|({t}) . length|({l}) . length|"
+        "({t}) . wordcount|({t}).count('a')|({t}).find('b')|({n}) . abs|({n}) . round(2)|({t}) . int|({t}) in ({l})|"
+        "({t}) == ({t})|({l}) == ({l})|({t}) < ({t})|({n}) is even|({l}) is iterable|({t}) is lower|not ({n})|"
+        "({n}) and ({n})|({n}) or ({n})|({l}) . map('string') . map('length') . sum"
+    ).replace(" . ", " \0 ").split("|"),
+    "d": ["{'k': {t}, 'm': {l}}", "dict(k={n}, m={t})", "messages[0]", "ns.d"],
+}  # fmt: skip
+_ATOMS: Final = {
+    "t": ["ns.a", "ns.a", "'ab'", "''", "'a,b\\nc\\td'", "'🙂é'", "' %s {} '", "'x' * 5000", "messages[0].content"],
+    "l": ["ns.l", "ns.l", "[1, 'a']", "range(40) | list", "messages", "[]"],
+    "n": ["7", "0", "-3", "999999999", "2", "true", "ns.l | length"],
+    "d": ["ns.d", "{'k': 1}", "messages[0]"],
+}
+_WILD: Final = ["nope", "loop", "1e300", "none", "tools", "ns", "f", "(1, 2)", "'%9d'", "ns.a.format", "ns.l[ns.a]"]
+_FILTERS: Final = ["upper", "trim", "replace('a', 'bb')", "indent(4, true)", "center(90)", "title"]
 
 
-def expression(rng: random.Random, depth: int = 3) -> str:
-    """Any expression."""
-    kind = rng.random()
-    if depth == 0 or kind < 0.2:
-        return rng.choice(_ATOMS)
-    inner = expression(rng, depth - 1)
-    if kind < 0.4:
-        return f"({inner}) {rng.choice(_BINARY)} ({expression(rng, depth - 1)})"
-    if kind < 0.6:
-        return f"({inner}) | {rng.choice(_FILTERS)}"
-    if kind < 0.75:
-        return f"({inner}).{rng.choice(_METHODS)}"
-    if kind < 0.8:
-        return f"({inner})[{rng.choice(['0', '-1', '1:', '::-1', ':5', 'ns.a', repr('k'), repr('format')])}]"
-    if kind < 0.85:
-        return f"({inner}) is {rng.choice(_TESTS)}"
-    if kind < 0.9:
-        return f"[{inner}, {expression(rng, depth - 1)}]"
-    if kind < 0.93:
-        return f"{{'k': {inner}, {expression(rng, 0)}: {inner}}}"
-    if kind < 0.96:
-        return f"({inner}) if ({expression(rng, depth - 1)}) else ({expression(rng, depth - 1)})"
-    return f"{rng.choice(['f', 'loop', 'range', 'dict', 'namespace', 'cycler', 'joiner', inner])}({expression(rng, 1)})"
+def expression(rng: random.Random, kind: str, depth: int = 3) -> str:
+    """An expression, of the type `kind` as a rule."""
+    if rng.random() < 0.003:
+        return rng.choice(_WILD)
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice(_ATOMS[kind])
+    form = rng.choice(_PRODUCTIONS[kind]).replace("\0", "|")
+    return re.sub(r"\{([tlnd])\}", lambda found: expression(rng, found[1], depth - 1), form)
 
 
 def statement(rng: random.Random, depth: int = 3) -> str:
     """Any statement."""
-    value = expression(rng)
     kind = rng.random()
+    text, items = expression(rng, "t"), expression(rng, "l")
     if depth == 0 or kind < 0.2:
-        return f"{{{{ {value} }}}}"
+        return f"{{{{ {rng.choice([text, items])} }}}}"
     if kind < 0.45:
-        return f"{{% set ns.{rng.choice('abld')} = {value} %}}"
+        return f"{{% set ns.{rng.choice([f'a = {text}', f'l = {items}'])} %}}"
     body = "".join(statement(rng, depth - 1) for _ in range(rng.randint(1, 3)))
     if kind < 0.65:
-        source = rng.choice(["range(99999)", "range(50)", "range(50)", "ns.l", "ns.a", value])
-        recursive = rng.choice(["", "", " recursive"])
-        condition = rng.choice(["", "", f" if {expression(rng, 1)}"])
-        return f"{{% for {rng.choice('ix')} in {source}{condition}{recursive} %}}{body}{{% endfor %}}"
+        source = rng.choice(["range(99999)", "range(50)", "range(5)", items, text])
+        condition = rng.choice(["", "", f" if {expression(rng, 'n', 1)}"])
+        again = rng.choice(["", "", f"{{{{ loop({expression(rng, 'l', 1)}) }}}}"])
+        return f"{{% for x in {source}{condition}{' recursive' if again else ''} %}}{body}{again}{{% endfor %}}"
     if kind < 0.75:
-        return f"{{% if {value} %}}{body}{{% else %}}{statement(rng, depth - 1)}{{% endif %}}"
+        return f"{{% if {expression(rng, 'n')} %}}{body}{{% else %}}{statement(rng, depth - 1)}{{% endif %}}"
     if kind < 0.8:
-        return f"{{% set ns2 %}}{body}{{% endset %}}{{% set ns.a = ns2 %}}"
-    if kind < 0.87:
-        return f"{{% macro f(x) %}}{body}{{% endmacro %}}{{{{ f({value}) }}}}"
-    if kind < 0.92:
-        return f"{{% call f({value}) %}}{body}{{% endcall %}}"
-    if kind < 0.96:
+        return f"{{% set made %}}{body}{{% endset %}}{{% set ns.a = made %}}"
+    if kind < 0.85:
+        return f"{{% macro g(x) %}}{body}{{% endmacro %}}{{{{ g({text}) }}}}"
+    if kind < 0.9:
+        return f"{{% call c({text}) %}}{body}{{% endcall %}}"
+    if kind < 0.95:
         return f"{{% filter {rng.choice(_FILTERS)} %}}{body}{{% endfilter %}}"
-    return f"{{% with x = {value} %}}{body}{{% endwith %}}"
+    return f"{{% with x = {text} %}}{body}{{% endwith %}}"
 
 
 def template(rng: random.Random) -> str:
-    """A template in which values grow from one statement to the next."""
-    start = "{% set ns = namespace(a='ab', b='c' * 100, l=[1, 2], d={'k': 'v'}) %}"
+    """A few statements, after a namespace and a function that they use."""
+    start = "{% set ns = namespace(a='ab', l=[1, 2], d={'k': 'v'}) %}{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}"
+    start += "{% macro c(x) %}{{ x }}{{ caller() }}{% endmacro %}"
     growth = rng.choice(
         [
             "",
-            "{% for i in range(30) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}",
             "{% for i in range(12) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
             "{% for i in range(10) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
-            "{% macro f(x) %}{{ x }}{{ caller() if caller }}{{ f(x) if x is number }}{% endmacro %}",
         ]
     )
-    return start + growth + "".join(statement(rng) for _ in range(rng.randint(2, 6)))
+    return start + growth + "".join(statement(rng) for _ in range(rng.randint(1, 4)))
