@@ -132,7 +132,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, JSON] = field(factory=dict)
+    parameters: Mapping[str, JSON] = field(factory=dict[str, JSON])
 
 
 @frozen
@@ -145,7 +145,7 @@ class ToolCall:
     """
 
     name: str
-    arguments: Mapping[str, JSON] = field(factory=dict)
+    arguments: Mapping[str, JSON] = field(factory=dict[str, JSON])
     id: str = ""
 
 
