@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 from attrs import frozen
@@ -23,13 +23,14 @@ class ToolUse:
     """How a request's tools may be used.
 
     Attributes:
-        choice: `auto`: the model decides; `none`: it makes no calls; `required`: it makes at least one; anything else
-            names the one tool to call, once.
+        choice: `auto`: the model decides; `none`: it makes no calls; `required`: it makes at least one.
+        only: with `required`: the name of the one tool to call, once.
         several: more than one call may come.
         strict: arguments must fit their schemas, also where the model decides. They always do where calls are required.
     """
 
-    choice: str = AUTO
+    choice: Literal["auto", "none", "required"] = "auto"
+    only: str = ""
     several: bool = True
     strict: bool = False
 
@@ -116,7 +117,7 @@ class AnswerFormat:
     ) -> GrammarSpec | None:
         """What the whole text is held to, reasoning and markers included; None: nothing."""
         wanted = request.sampling.grammar
-        if format is None and use.choice not in (AUTO, NONE):
+        if format is None and use.choice == "required":
             raise RequestError("a tool call is required and no tools are given", remedy="Give tools")
         if format is None:
             return wanted if wanted is None or self._reasoning is None else self._beside_reasoning(wanted, inside)
@@ -143,11 +144,10 @@ class AnswerFormat:
             raise RequestError(
                 "a required tool call and a form of the answer exclude each other", remedy="Give one of them"
             )
-        if use.choice != "required" and use.choice not in tools:
-            raise RequestError(f"no tool is called {use.choice!r}", remedy=f"Known: {', '.join(tools)}")
-        called = list(tools.values()) if use.choice == "required" else [tools[use.choice]]
-        several = use.several and use.choice == "required"
-        return _marked(lark, format, format.rule(lark, called, several=several))
+        if use.only and use.only not in tools:
+            raise RequestError(f"no tool is called {use.only!r}", remedy=f"Known: {', '.join(tools)}")
+        called = [tools[use.only]] if use.only else list(tools.values())
+        return _marked(lark, format, format.rule(lark, called, several=use.several and not use.only))
 
     def _free(
         self,

@@ -7,7 +7,6 @@ from typing import Final
 
 from tokloom.sdk import JSON, RequestError, Tokenizer
 
-
 _META: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 

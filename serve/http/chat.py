@@ -1,9 +1,11 @@
 """POST /v1/chat/completions: a conversation to an answer.
 
-The conversation goes to the model's template through `GenerateRequest.messages`. Text comes back through `_delta`, the
-one place where it becomes what a client sees.
+The conversation goes to the model's template through `GenerateRequest.messages`. What comes back is taken apart into
+reasoning, text and calls of tools.
 """
 
+import asyncio
+import json
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired
@@ -13,15 +15,18 @@ from attrs import define, field
 from starlette.requests import Request
 from typing_extensions import TypedDict
 
-from tokloom import ChatMessage, Event, GenerateRequest, TokenLogprobs
-from tokloom.sdk import RequestError
+from tokloom import Event, GenerateRequest, TokenLogprobs
+from tokloom.api.formats import Piece
+from tokloom.sdk import RequestError, ToolCall
 from tokloom.serve.http.bodies import read_request
+from tokloom.serve.http.conversations import conversation, options_of, tools_of, use_of
 from tokloom.serve.http.errors import encode
 from tokloom.serve.http.generation import Generation
 from tokloom.serve.http.rendering import DONE, Counts, TokenTexts, UsageObject, finite, frame, quote
-from tokloom.serve.http.requests import ChatRequest, InputMessage, Message
+from tokloom.serve.http.requests import ChatRequest
 from tokloom.serve.http.service import Service
 from tokloom.serve.http.structured import grammar_of
+from tokloom.serve.http.taken_apart import TakenApart, call_id
 from tokloom.serve.tracing import trace_of
 
 
@@ -40,10 +45,27 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class AnswerCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CallDelta(AnswerCall):
+    index: int
+
+
 class AnswerMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[AnswerCall]]
 
 
 class ChatChoice(TypedDict):
@@ -65,6 +87,8 @@ class ChatCompletion(TypedDict):
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
@@ -95,6 +119,10 @@ async def chat_completions(service: Service, request: Request) -> Generation:
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     generate = GenerateRequest(
         messages=conversation(body.messages),
+        tools=tools_of(body.tools),
+        template_options=options_of(
+            body.chat_template_kwargs, body.reasoning_effort, service.tokenizer().chat_template
+        ),
         sampling=body.sampling(
             engine.default_sampling,
             max_tokens=min(limits, default=service.context),
@@ -109,15 +137,17 @@ async def chat_completions(service: Service, request: Request) -> Generation:
         salt=body.cache_salt,
         trace=trace_of(request.scope["headers"]),
     )
-    rendering = ChatRendering(model, TokenTexts(engine.tokenizer), logprobs=body.logprobs, with_usage=body.with_usage)
-    return Generation(service, [generate], rendering, stream=body.stream)
-
-
-def conversation(messages: Sequence[Message | InputMessage]) -> tuple[ChatMessage, ...]:
-    """As templates know it: `developer` is OpenAI's newer word for `system`."""
-    return tuple(
-        ChatMessage("system" if message.role == "developer" else message.role, message.text) for message in messages
+    answers, tokenizer = service.answer_format(), service.tokenizer()
+    use = use_of(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    generate, make = await asyncio.to_thread(answers.prepare, generate, use)
+    rendering = ChatRendering(
+        model,
+        TokenTexts(tokenizer),
+        TakenApart(make, answers.end_of_reasoning, tokenizer),
+        logprobs=body.logprobs,
+        with_usage=body.with_usage,
     )
+    return Generation(service, [generate], rendering, stream=body.stream)
 
 
 @define
@@ -126,13 +156,15 @@ class _Choice:
 
     Attributes:
         head: a chunk up to its delta.
-        texts, logprobs: of the events that were kept for a whole body.
+        calls: how many have come.
+        pieces, logprobs: of the events that were kept for a whole body.
     """
 
     head: bytes
     begun: bool = False
     finish_reason: str = ""
-    texts: list[str] = field(factory=list)
+    calls: int = 0
+    pieces: list[Piece] = field(factory=list)
     logprobs: list[ContentLogprob] = field(factory=list)
 
 
@@ -142,8 +174,9 @@ class ChatRendering:
     Of a chunk only the delta differs from token to token, so the rest is encoded once per choice.
     """
 
-    def __init__(self, model: str, texts: TokenTexts, *, logprobs: bool, with_usage: bool) -> None:
+    def __init__(self, model: str, texts: TokenTexts, parts: TakenApart, *, logprobs: bool, with_usage: bool) -> None:
         self._texts = texts
+        self._parts = parts
         self._with_logprobs = logprobs
         self._with_usage = with_usage
         self._base: dict[str, Any] = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
@@ -168,40 +201,61 @@ class ChatRendering:
         if not state.begun:
             state.begun = True
             data = state.head + b'{"role":"assistant","content":""}' + self._tail
+        deltas = self._deltas(state, self._parts.piece(choice, event))
         if self._with_logprobs and event.logprobs:
             logs = encode(self._logprobs(event))
             tail = b',"logprobs":' + logs + b',"finish_reason":null}]' + self._end
-            data += state.head + _delta(event.text) + tail
-        elif event.text:
-            data += state.head + _delta(event.text) + self._tail
+            first = deltas.pop(0) if deltas else _delta("content", "")
+            data += state.head + first + tail
+        for delta in deltas:
+            data += state.head + delta + self._tail
         if event.finish_reason is not None:
             self._counts.add(event)
-            reason = quote(event.finish_reason).encode()
+            reason = quote(self._reason(choice, event.finish_reason)).encode()
             data += state.head + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._end
         return data
+
+    def _deltas(self, state: _Choice, piece: Piece) -> list[bytes]:
+        deltas = [_delta("reasoning_content", piece.reasoning)] if piece.reasoning else []
+        if piece.text:
+            deltas.append(_delta("content", piece.text))
+        for call in piece.calls:
+            delta: CallDelta = {"index": state.calls, **_called(call)}
+            deltas.append(encode({"tool_calls": [delta]}))
+            state.calls += 1
+        return deltas
+
+    def _reason(self, choice: int, reason: str) -> str:
+        return "tool_calls" if reason == "stop" and self._parts.called(choice) else reason
+
+    def _usage(self) -> UsageObject:
+        return {
+            **self._counts.usage(),
+            "completion_tokens_details": {"reasoning_tokens": self._parts.reasoning_tokens},
+        }
 
     def last(self) -> bytes:
         if not self._with_usage:
             return DONE
-        chunk = {**self._base, "object": "chat.completion.chunk", "choices": [], "usage": self._counts.usage()}
+        chunk = {**self._base, "object": "chat.completion.chunk", "choices": [], "usage": self._usage()}
         return frame(chunk) + DONE
 
     # -- one body ------------------------------------------------------------------------------------------------------
 
     def take(self, choice: int, event: Event) -> None:
         state = self._choice(choice)
-        state.texts.append(event.text)
+        state.pieces.append(self._parts.piece(choice, event))
         if self._with_logprobs:
             state.logprobs += [self._logprob(entry) for entry in event.logprobs]
         if event.finish_reason is not None:
             self._counts.add(event)
-            state.finish_reason = event.finish_reason
+            state.finish_reason = self._reason(choice, event.finish_reason)
 
     def body(self) -> ChatCompletion:
         choices: list[ChatChoice] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(state.texts), "refusal": None},
+                "message": _message(state.pieces),
                 "logprobs": {"content": state.logprobs, "refusal": None} if self._with_logprobs else None,
                 "finish_reason": state.finish_reason,
             }
@@ -213,7 +267,7 @@ class ChatRendering:
             "created": self._base["created"],
             "model": self._base["model"],
             "choices": choices,
-            "usage": self._counts.usage(),
+            "usage": self._usage(),
         }
 
     def _logprobs(self, event: Event) -> ChatLogprobs:
@@ -228,6 +282,28 @@ class ChatRendering:
         return {"token": data.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(data)}
 
 
-def _delta(text: str) -> bytes:
+def _delta(field: str, text: str) -> bytes:
     """What a client gets of a piece of text."""
-    return b'{"content":' + quote(text).encode() + b"}"
+    return b'{"' + field.encode() + b'":' + quote(text).encode() + b"}"
+
+
+def _message(pieces: Sequence[Piece]) -> AnswerMessage:
+    """The whole answer. Beside calls there need not be any content."""
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    text = "".join(piece.text for piece in pieces)
+    calls = [_called(call) for piece in pieces for call in piece.calls]
+    message: AnswerMessage = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _called(call: ToolCall) -> AnswerCall:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {
+        "id": call_id(),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }

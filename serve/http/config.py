@@ -1,10 +1,12 @@
 """ServeSection: the table `[serve]` of a profile, and the options of `tokloom serve`. Imports no web framework."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 from attrs import Attribute, field, frozen
 
+from tokloom.api.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from tokloom.api.profiles import ByteSize, Secret, between
 from tokloom.sdk import ProfileError
 
@@ -24,6 +26,14 @@ def _prefix(instance: object, attribute: "Attribute[Any]", value: str) -> None:
 def _named(instance: object, attribute: "Attribute[Any]", value: tuple[str, ...]) -> None:
     if len(set(value)) < len(value) or not all(name.strip() for name in value):
         raise ValueError("names must differ and not be empty", attribute)
+
+
+def _known(names: Mapping[str, object]) -> "Callable[[object, Attribute[Any], str], None]":
+    def check(instance: object, attribute: "Attribute[Any]", value: str) -> None:
+        if value not in (AUTO, NONE, *names):
+            raise ValueError(f"must be one of {', '.join((AUTO, NONE, *names))}, found {value!r}", attribute)
+
+    return check
 
 
 @frozen(kw_only=True)
@@ -69,6 +79,16 @@ class ServeSection:
     )
     drain_seconds: float = field(
         default=30.0, validator=between(0, 86400), metadata=_help("Time for live requests to end after a signal.")
+    )
+    tool_format: str = field(
+        default=AUTO,
+        validator=_known(TOOL_FORMATS),
+        metadata=_help("How the model writes tool calls; auto: as its chat template says, none: no tools."),
+    )
+    reasoning_format: str = field(
+        default=AUTO,
+        validator=_known(REASONING_FORMATS),
+        metadata=_help("How the model marks its reasoning; auto: as its chat template says, none: it is text."),
     )
     root_path: str = field(
         default="", validator=_prefix, metadata=_help("Path prefix under which a proxy shows the server.")

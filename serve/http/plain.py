@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from tokloom import __version__
 from tokloom.sdk import RequestError
 from tokloom.serve.http.bodies import read_request
-from tokloom.serve.http.chat import conversation
+from tokloom.serve.http.conversations import conversation, options_of, tools_of
 from tokloom.serve.http.errors import RETRY_AFTER, HttpError, encode
 from tokloom.serve.http.requests import DetokenizeRequest, TokenizeRequest
 from tokloom.serve.http.service import Service
@@ -86,9 +86,13 @@ async def tokenize(service: Service, request: Request) -> Response:
     if body.messages is not None:
         if not tokenizer.chat_template:
             raise RequestError("the model has no chat template", remedy="Send a prompt")
-        messages, generation = conversation(body.messages), body.add_generation_prompt
+        messages, tools = conversation(body.messages), tools_of(body.tools)
+        options, generation = (
+            options_of(body.chat_template_kwargs, None, tokenizer.chat_template),
+            body.add_generation_prompt,
+        )
         ids = await asyncio.to_thread(
-            lambda: tokenizer.chat(messages, tools=(), options={}, add_generation_prompt=generation)
+            lambda: tokenizer.chat(messages, tools=tools, options=options, add_generation_prompt=generation)
         )
     else:
         text, special = body.prompt or "", body.add_special_tokens

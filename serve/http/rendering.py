@@ -24,11 +24,16 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class UsageObject(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptDetails]
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 @define

@@ -7,30 +7,26 @@ those that would change the answer take only their neutral value; those that wou
 from typing import Annotated, Any, Final, Literal
 
 import attrs
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from tokloom.sdk import GrammarSpec, SamplingParams
+from tokloom.serve.http.conversations import InputMessage, Message, ToolChoice, ToolDefinition
+from tokloom.serve.http.fields import Ignored, Nothing, Strict, Text, TokenId
 
 MAX_SEQUENCES: Final = 128
 MAX_INPUTS: Final = 2048
 _INT64: Final = 2**63
 
-Ignored = Annotated[Any, Field(description="Taken for compatibility; ignored.")]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Text = Annotated[str, Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+TemplateOptions = Annotated[dict[Annotated[str, Field(max_length=64)], Any], Field(max_length=64)]
 IdKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
-Nothing = Annotated[list[Any], Field(max_length=0)]
 
 #: fields of OpenAI's API that would change the answer -> what to tell who sends them
 UNSUPPORTED: Final = {
     "best_of": "ranking several answers is not supported; use n",
     "suffix": "filling in the middle is not supported",
-    "tools": "tool calls are not supported yet",
-    "tool_choice": "tool calls are not supported yet",
-    "tool_calls": "tool calls are not supported yet",
-    "functions": "function calls are not supported; tools will be",
-    "function_call": "function calls are not supported; tools will be",
+    "functions": "function calls are not supported; use tools",
+    "function_call": "function calls are not supported; use tools",
     "modalities": "only text is supported",
     "dimensions": "vectors cannot be shortened; they have the model's size",
     "previous_response_id": "responses are not stored; send the conversation as input",
@@ -38,10 +34,8 @@ UNSUPPORTED: Final = {
     "background": "responses are not stored; wait for the answer, or stream it",
     "truncation": "an input that is too long is refused; shorten it",
     "include": "there is nothing to include",
-    "reasoning": "reasoning models are not supported yet",
     "audio": "only text is supported",
     "web_search_options": "web search is not supported",
-    "reasoning_effort": "reasoning models are not supported yet",
     "verbosity": "this model has no such setting; ask for it in a message",
 }
 
@@ -55,12 +49,6 @@ EXPECTED: Final = {
     "input": "a text, or a list; for embeddings of texts or token ids, for responses of messages; none of them empty",
     "stop": "a text, or up to 16 of them, each of 1 to 1024 characters",
 }
-
-
-class Strict(BaseModel):
-    """Base of everything a client sends."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(Strict):
@@ -185,31 +173,6 @@ class CompletionRequest(Sampling):
     suffix: Literal[""] = ""
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-class Message(Strict):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str = Field("", description="Taken for compatibility; ignored.")
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Nothing | None = None
-
-    @property
-    def text(self) -> str:
-        """Its parts, one after the other."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
@@ -219,12 +182,22 @@ class ChatRequest(Sampling):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20, description="Alternatives per token; needs logprobs.")
     response_format: ResponseFormat | None = None
-    tools: Nothing = Field(default_factory=list)
-    tool_choice: Literal["none", "auto"] = "none"
+    tools: list[ToolDefinition] = Field(
+        default_factory=list, max_length=128, description="Functions that the model may call."
+    )
+    tool_choice: ToolChoice = Field(
+        "auto", description="auto: the model decides; none; required: at least one call; or the one tool to call."
+    )
+    parallel_tool_calls: bool = Field(True, description="Whether an answer may have several calls.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="For the chat template, where it knows enable_thinking or reasoning_effort."
+    )
+    chat_template_kwargs: TemplateOptions = Field(
+        default_factory=dict, description="Further variables of the chat template."
+    )
     functions: Nothing = Field(default_factory=list)
     function_call: Literal["none"] = "none"
     modalities: list[Literal["text"]] = Field(default_factory=list)
-    parallel_tool_calls: Ignored = None
     prediction: Ignored = None
 
 
@@ -250,28 +223,6 @@ class EmbeddingRequest(Strict):
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="Larger is more urgent, where the scheduler minds.")
     user: str = Field("", max_length=512, description="Whom fairness counts for.")
     cache_salt: str = Field("", max_length=512, description="Requests with different salts share no cached prefix.")
-
-
-class InputPart(Strict):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Ignored = None
-    logprobs: Ignored = None
-
-
-class InputMessage(Strict):
-    """A message of a response's input."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputPart], Field(min_length=1)]
-    id: Ignored = None
-    status: Ignored = None
-
-    @property
-    def text(self) -> str:
-        """Its parts, one after the other."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ResponseTextFormat(Strict):
@@ -327,6 +278,8 @@ class TokenizeRequest(Strict):
     messages: list[Message] | None = None
     add_special_tokens: bool = Field(True, description="With the model's usual leading token; for a prompt.")
     add_generation_prompt: bool = Field(True, description="End where the answer begins; for messages.")
+    tools: list[ToolDefinition] = Field(default_factory=list, max_length=128, description="For messages.")
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict, description="For messages.")
 
 
 class DetokenizeRequest(Strict):

@@ -1,12 +1,15 @@
 """POST /v1/responses: OpenAI's newer way to ask for text. Nothing is stored.
 
-A stream is a sequence of named events around the text:
+A stream is a sequence of named events around the text; what the model thinks before comes as an item of its own:
 
-    response.created, response.in_progress, response.output_item.added, response.content_part.added,
-    response.output_text.delta ...,
+    response.created, response.in_progress,
+    response.output_item.added, response.reasoning_text.delta ...,
+    response.reasoning_text.done, response.output_item.done,
+    response.output_item.added, response.content_part.added, response.output_text.delta ...,
     response.output_text.done, response.content_part.done, response.output_item.done, response.completed
 """
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired
@@ -17,14 +20,16 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from tokloom import ChatMessage, Event, GenerateRequest
+from tokloom.api.formats import Piece, ToolUse
 from tokloom.serve.http.bodies import read_request
-from tokloom.serve.http.chat import conversation
+from tokloom.serve.http.conversations import spoken
 from tokloom.serve.http.errors import encode
 from tokloom.serve.http.generation import Generation
 from tokloom.serve.http.rendering import Counts
 from tokloom.serve.http.requests import ResponseRequest
 from tokloom.serve.http.service import Service
 from tokloom.serve.http.structured import grammar_of
+from tokloom.serve.http.taken_apart import TakenApart
 from tokloom.serve.tracing import trace_of
 
 
@@ -40,6 +45,19 @@ class OutputMessage(TypedDict):
     role: Literal["assistant"]
     status: str
     content: list[OutputText]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    status: str
+    summary: list[str]
+    content: list[ReasoningText]
 
 
 class CachedTokens(TypedDict):
@@ -70,7 +88,7 @@ class ResponseObject(TypedDict):
     error: None
     incomplete_details: Incomplete | None
     model: str
-    output: list[OutputMessage]
+    output: list[OutputReasoning | OutputMessage]
     usage: ResponseUsage | None
     metadata: dict[str, str]
     instructions: str | None
@@ -89,7 +107,7 @@ class ResponseEvent(TypedDict):
     type: str
     sequence_number: int
     response: NotRequired[ResponseObject]
-    item: NotRequired[OutputMessage]
+    item: NotRequired[OutputReasoning | OutputMessage]
     part: NotRequired[OutputText]
     item_id: NotRequired[str]
     output_index: NotRequired[int]
@@ -127,25 +145,31 @@ async def responses(service: Service, request: Request) -> Generation:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     }
-    return Generation(service, [generate], ResponseRendering(shown), stream=body.stream)
+    answers, tokenizer = service.answer_format(), service.tokenizer()
+    generate, make = await asyncio.to_thread(answers.prepare, generate, ToolUse())
+    parts = TakenApart(make, answers.end_of_reasoning, tokenizer)
+    return Generation(service, [generate], ResponseRendering(shown, parts), stream=body.stream)
 
 
 def _messages(body: ResponseRequest) -> tuple[ChatMessage, ...]:
     first = (ChatMessage("system", body.instructions),) if body.instructions else ()
     if isinstance(body.input, str):
         return (*first, ChatMessage("user", body.input))
-    return (*first, *conversation(body.input))
+    return (*first, *spoken(body.input))
 
 
 class ResponseRendering:
     """One answer as a `response`, whole or as events. `shown`: what is repeated of the request."""
 
-    def __init__(self, shown: Mapping[str, Any]) -> None:
+    def __init__(self, shown: Mapping[str, Any], parts: TakenApart) -> None:
         self._shown = dict(shown)
-        self._id, self._item = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
+        self._parts = parts
+        self._id, self._item, self._thought = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}", f"rs_{uuid4().hex}"
         self._created = int(time.time())
         self._counts = Counts()
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._open: Literal["", "reasoning", "message"] = ""
         self._reason = ""
         self._number = 0
 
@@ -153,52 +177,88 @@ class ResponseRendering:
 
     def chunk(self, choice: int, event: Event) -> bytes:
         data = b"" if self._number else self._begin()
-        if event.text:
-            self._texts.append(event.text)
-            data += self._event("response.output_text.delta", **self._where(), delta=event.text)
-        if event.finish_reason is not None:
-            self._end(event)
+        piece = self._take(choice, event)
+        if piece.reasoning:
+            data += self._enter("reasoning")
+            data += self._event("response.reasoning_text.delta", **self._where(), delta=piece.reasoning)
+        if piece.text:
+            data += self._enter("message")
+            data += self._event("response.output_text.delta", **self._where(), delta=piece.text)
         return data
 
     def _begin(self) -> bytes:
-        empty: OutputMessage = {**self._message(), "content": [], "status": "in_progress"}
         response: ResponseObject = {**self.body(), "status": "in_progress", "output": [], "usage": None}
         response["incomplete_details"] = None
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def _enter(self, kind: Literal["reasoning", "message"]) -> bytes:
+        """Begin an item, if it is not the one that is open."""
+        if self._open == kind:
+            return b""
+        data = self._leave()
+        self._open = kind
+        if kind == "reasoning":
+            thought: OutputReasoning = {**self._thinking(), "content": [], "status": "in_progress"}
+            return data + self._event("response.output_item.added", output_index=0, item=thought)
+        message: OutputMessage = {**self._message(), "content": [], "status": "in_progress"}
         return (
-            self._event("response.created", response=response)
-            + self._event("response.in_progress", response=response)
-            + self._event("response.output_item.added", output_index=0, item=empty)
+            data
+            + self._event("response.output_item.added", output_index=self._index(), item=message)
             + self._event("response.content_part.added", **self._where(), part=self._part(""))
         )
 
-    def last(self) -> bytes:
+    def _leave(self) -> bytes:
+        """End the item that is open."""
+        if not self._open:
+            return b""
+        if self._open == "reasoning":
+            text = "".join(self._reasoning)
+            return self._event("response.reasoning_text.done", **self._where(), text=text) + self._event(
+                "response.output_item.done", output_index=0, item=self._thinking()
+            )
         text = "".join(self._texts)
-        status = self.body()["status"]
         return (
             self._event("response.output_text.done", **self._where(), text=text)
             + self._event("response.content_part.done", **self._where(), part=self._part(text))
-            + self._event("response.output_item.done", output_index=0, item=self._message())
-            + self._event(f"response.{status}", response=self.body())
+            + self._event("response.output_item.done", output_index=self._index(), item=self._message())
         )
+
+    def last(self) -> bytes:
+        data = self._enter("message") + self._leave()
+        return data + self._event(f"response.{self.body()['status']}", response=self.body())
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
+    def _index(self) -> int:
+        """Of the message among the items."""
+        return 1 if self._reasoning else 0
+
     def _where(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+        """The item that is open."""
+        if self._open == "reasoning":
+            return {"item_id": self._thought, "output_index": 0, "content_index": 0}
+        return {"item_id": self._item, "output_index": self._index(), "content_index": 0}
 
     # -- one body ------------------------------------------------------------------------------------------------------
 
     def take(self, choice: int, event: Event) -> None:
-        self._texts.append(event.text)
-        if event.finish_reason is not None:
-            self._end(event)
+        self._take(choice, event)
 
-    def _end(self, event: Event) -> None:
-        self._counts.add(event)
-        self._reason = event.finish_reason or ""
+    def _take(self, choice: int, event: Event) -> Piece:
+        piece = self._parts.piece(choice, event)
+        if piece.text:
+            self._texts.append(piece.text)
+        if piece.reasoning:
+            self._reasoning.append(piece.reasoning)
+        if event.finish_reason is not None:
+            self._counts.add(event)
+            self._reason = event.finish_reason
+        return piece
 
     def body(self) -> ResponseObject:
         whole = self._reason == "stop"
@@ -211,12 +271,12 @@ class ResponseRendering:
             "error": None,
             "incomplete_details": None if whole else {"reason": _why(self._reason)},
             "model": self._shown["model"],
-            "output": [self._message()],
+            "output": [self._thinking(), self._message()] if self._reasoning else [self._message()],
             "usage": {
                 "input_tokens": counts.prompt,
                 "input_tokens_details": {"cached_tokens": counts.cached},
                 "output_tokens": counts.output,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._parts.reasoning_tokens},
                 "total_tokens": counts.prompt + counts.output,
             },
             "metadata": self._shown["metadata"],
@@ -229,6 +289,10 @@ class ResponseRendering:
             "parallel_tool_calls": False,
             "previous_response_id": None,
         }
+
+    def _thinking(self) -> OutputReasoning:
+        content: list[ReasoningText] = [{"type": "reasoning_text", "text": "".join(self._reasoning)}]
+        return {"id": self._thought, "type": "reasoning", "status": "completed", "summary": [], "content": content}
 
     def _message(self) -> OutputMessage:
         return {

@@ -12,13 +12,13 @@ from tokloom.serve.http.chat import ChatChunk, ChatCompletion, chat_completions
 from tokloom.serve.http.completions import TextCompletion, completions
 from tokloom.serve.http.embeddings import EmbeddingList, embeddings
 from tokloom.serve.http.errors import HttpError
+from tokloom.serve.http.fields import Strict
 from tokloom.serve.http.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     ResponseRequest,
-    Strict,
     TokenizeRequest,
 )
 from tokloom.serve.http.responses import ResponseEvent, ResponseObject, responses

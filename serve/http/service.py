@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from tokloom import AsyncEngine
+from tokloom.api.formats import AnswerFormat
 from tokloom.sdk import CapacityError, RequestError, Tokenizer
 from tokloom.serve.http.config import ServeSection
 from tokloom.serve.http.errors import HttpError
@@ -26,6 +27,7 @@ class Service:
         self.phase: Literal["loading", "ready", "draining"] = "loading"
         self.live = 0
         self._engine: AsyncEngine | None = None
+        self._answers: AnswerFormat | None = None
 
     def open(self, engine: AsyncEngine) -> None:
         """Requests may come."""
@@ -58,6 +60,15 @@ class Service:
         if tokenizer is None:
             raise RequestError("the model has no tokenizer", remedy="Send token ids to /v1/completions")
         return tokenizer
+
+    def answer_format(self) -> AnswerFormat:
+        """How the model's answers are taken apart. Raises RequestError if it has no tokenizer."""
+        if self._answers is None:
+            section = self.section
+            self._answers = AnswerFormat(
+                self.tokenizer(), tools=section.tool_format, reasoning=section.reasoning_format
+            )
+        return self._answers
 
     @property
     def failed(self) -> bool:

@@ -128,7 +128,8 @@ WRONG: Final = ({"city": "x"}, {"days": 3}, {"city": "x", "days": 99}, {"city": 
 def test_a_required_call_is_one(format: str, special: bool) -> None:
     tokenizer, answers = of(format, special)
     found = grammar(tokenizer, answers, ToolUse(choice="required"))
-    for calls in ([("weather", ONE)], [("now", {})], [("weather", ONE), ("weather", TWO), ("now", {})]):
+    several: list[tuple[str, dict[str, Any]]] = [("weather", ONE), ("weather", TWO), ("now", {})]
+    for calls in (several[:1], several[2:], several):
         assert takes(tokenizer, found, written(format, calls)), calls
     assert not takes(tokenizer, found, "")
     assert not takes(tokenizer, found, "It rains.")
@@ -142,7 +143,7 @@ def test_a_required_call_is_one(format: str, special: bool) -> None:
 @every
 def test_a_named_tool_is_called_once(format: str, special: bool) -> None:
     tokenizer, answers = of(format, special)
-    found = grammar(tokenizer, answers, ToolUse(choice="now"))
+    found = grammar(tokenizer, answers, ToolUse(choice="required", only="now"))
     assert takes(tokenizer, found, written(format, [("now", {})]))
     assert not takes(tokenizer, found, written(format, [("now", {}), ("now", {})]))
     assert not takes(tokenizer, found, written(format, [("weather", ONE)]))
@@ -229,7 +230,7 @@ def test_no_grammar_where_anything_may_come() -> None:
 def test_what_cannot_be_done_is_said() -> None:
     tokenizer, answers = of("hermes", False)
     for use, tools, words in (
-        (ToolUse(choice="then"), TOOLS, "'then'.*weather, now"),
+        (ToolUse(choice="required", only="then"), TOOLS, "'then'.*weather, now"),
         (ToolUse(choice="required"), (), "no tools"),
     ):
         with pytest.raises(RequestError, match=words):
