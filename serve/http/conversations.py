@@ -141,7 +141,11 @@ def _text(content: str | Sequence[TextPart] | Sequence[InputPart]) -> str:
 
 
 def tools_of(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    """Tools as templates show them."""
+    """Tools as templates show them. Raises RequestError where two have one name."""
+    names = [definition.function.name for definition in definitions]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise RequestError(f"two tools are called {twice[0]!r}", remedy="Rename one")
     nothing: dict[str, JSON] = {"type": "object", "properties": {}}
     found = [definition.function for definition in definitions]
     return tuple(

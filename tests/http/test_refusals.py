@@ -45,6 +45,10 @@ def message(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi", **fields}]}
 
 
+def tool(**fields: Any) -> dict[str, Any]:
+    return {**HI, "tools": [{"type": "function", "function": {"name": "f", **fields}}]}
+
+
 #: body of a chat request -> code, param, a word of the message
 WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no messages": ({}, "missing_required_parameter", "messages", "missing"),
@@ -61,8 +65,42 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "typo": ({**HI, "temprature": 1}, "unknown_parameter", "temprature", "did you mean temperature"),
     "unknown with null": ({**HI, "zzz": None}, "unknown_parameter", "zzz", "no known field"),
     "unknown inside": (message(nam="x"), "unknown_parameter", "messages[0].nam", "no known field"),
-    "tools": ({**HI, "tools": [{"type": "function"}]}, "unsupported_parameter", "tools", "not supported"),
-    "forced tool": ({**HI, "tool_choice": "required"}, "unsupported_parameter", "tool_choice", "not supported"),
+    "a tool without a function": (
+        {**HI, "tools": [{"type": "function"}]},
+        "missing_required_parameter",
+        "tools[0].function",
+        "is missing",
+    ),
+    "another kind of tool": ({**HI, "tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type", "function"),
+    "a tool without a name": (tool(name=""), "invalid_value", "tools[0].function.name", "match"),
+    "a tool with a control character": (tool(name="a\n"), "invalid_value", "tools[0].function.name", "match"),
+    "parameters of a list": (tool(parameters=[]), "invalid_value", "tools[0].function.parameters", "dictionary"),
+    "a typo in a tool": (tool(parametres={}), "unknown_parameter", "tools[0].function.parametres", "no known field"),
+    "two tools of a name": ({**HI, "tools": tool()["tools"] * 2}, "invalid_value", "", "'f'"),
+    "200 tools": ({**HI, "tools": tool()["tools"] * 200}, "invalid_value", "tools", "128"),
+    "tools of no template": (tool(), "invalid_value", "", "no known format"),
+    "forced tool": ({**HI, "tool_choice": "required"}, "invalid_value", "", "no tools"),
+    "any tool": ({**HI, "tool_choice": "any"}, "invalid_value", "tool_choice", "required"),
+    "unknown tool": (
+        {**tool(), "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "invalid_value",
+        "",
+        "'g'",
+    ),
+    "calls of a user": (
+        message(tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]),
+        "invalid_value",
+        "",
+        "messages[0].tool_calls",
+    ),
+    "arguments that are no object": (
+        message(role="assistant", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]),
+        "invalid_value",
+        "",
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "a result of no call": (message(role="tool"), "invalid_value", "", "tool_call_id"),
+    "no content": ({**HI, "messages": [{"role": "user"}]}, "invalid_value", "", "messages[0].content"),
     "grammar of no format": (
         {**HI, "response_format": {"type": "grammar"}},
         "invalid_value",
@@ -70,7 +108,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "json_schema",
     ),
     "audio": ({**HI, "modalities": ["audio"]}, "unsupported_parameter", "modalities[0]", "text"),
-    "effort": ({**HI, "reasoning_effort": "low"}, "unsupported_parameter", "reasoning_effort", "not supported"),
+    "effort of no template": ({**HI, "reasoning_effort": "low"}, "invalid_value", "", "no such setting"),
+    "effort": ({**HI, "reasoning_effort": "much"}, "invalid_value", "reasoning_effort", "medium"),
     "hot": ({**HI, "temperature": 1e6}, "invalid_value", "temperature", "less than or equal to 100"),
     "text for a number": ({**HI, "temperature": "1"}, "invalid_value", "temperature", "number"),
     "true for a number": ({**HI, "n": True}, "invalid_value", "n", "integer"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from fake_core import spell
+from fake_core import ByteTokenizer, spell
 from hypothesis import HealthCheck, given, settings
 from served import CHAT, HI, TEXT, Served, fake_core, serving_core
 
@@ -32,7 +32,9 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     core = fake_core(spell("fine"), sequences=200, limit=500)
-    with serving_core(core) as server:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = "tools <tool_call> </think> reasoning_effort"
+    with serving_core(core, tokenizer) as server:
         yield server
         assert not core.known
 
@@ -73,7 +75,7 @@ def test_random_requests_are_answered_as_the_document_says(served: Served, metho
     operation = schemathesis.openapi.from_url(f"{served.url}/openapi.json")[path][method]
 
     @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
-    @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def run(case: Any) -> None:
         statuses.add(case.call_and_validate(checks=chosen).status_code)
 
