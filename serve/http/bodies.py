@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
+from tokloom.serve.http.conversations import ROLES
 from tokloom.serve.http.errors import ClientGone, HttpError
 from tokloom.serve.http.requests import EXPECTED, UNSUPPORTED
 
@@ -17,6 +18,8 @@ M = TypeVar("M", bound=BaseModel)
 #: closed with unread bytes is reset
 DISCARD: Final = 1 << 20
 _SHOWN: Final = 5
+#: what pydantic says of a message whose role is none, or is not there
+_TAGS: Final = frozenset({"union_tag_invalid", "union_tag_not_found"})
 #: how pydantic calls the members of a union
 _MEMBERS: Final = frozenset({"str", "int", "constrained-str", "constrained-int", "list", "none"})
 
@@ -91,6 +94,8 @@ def _refusal(model: type[BaseModel], details: Sequence[ErrorDetails]) -> HttpErr
     kinds: dict[str, str] = {}
     for detail in details:
         path = _path(detail["loc"])
+        if detail["type"] in _TAGS:
+            path += ".role"
         field, name = path.rpartition(".")[2], _last_name(detail["loc"])
         unsupported = [step for step in detail["loc"] if step in UNSUPPORTED]
         if unsupported:
@@ -99,7 +104,9 @@ def _refusal(model: type[BaseModel], details: Sequence[ErrorDetails]) -> HttpErr
             text, kind = f"expected {EXPECTED[field]}", "invalid_value"
         elif detail["type"] == "extra_forbidden":
             text, kind = _unknown(model, name, len(detail["loc"]) == 1), "unknown_parameter"
-        elif detail["type"] == "missing":
+        elif detail["type"] == "union_tag_invalid":
+            text, kind = f"expected one of {', '.join(ROLES)}", "invalid_value"
+        elif detail["type"] in ("missing", "union_tag_not_found"):
             text, kind = "is missing", "missing_required_parameter"
         else:
             text, kind = _lower(detail["msg"]), "invalid_value"
@@ -127,9 +134,11 @@ def _lower(message: str) -> str:
 def _path(location: Sequence[int | str]) -> str:
     """`messages[0].content`, without the names of a union's members."""
     path = ""
-    for step in location:
+    for before, step in zip(("", *location), location, strict=False):
         if isinstance(step, int):
             path += f"[{step}]"
+        elif isinstance(before, int) and step in ROLES:
+            continue
         elif _is_member(step) and path:
             break
         else:

@@ -37,19 +37,38 @@ class MadeCall(Strict):
     index: Ignored = None
 
 
-class Message(Strict):
-    """A message of a conversation. Only an assistant's may have calls, and no content beside them."""
+class SpeakerMessage(Strict):
+    """A message of whoever asks."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
+    role: Literal["system", "developer", "user"]
+    content: Content
     name: str = Field("", max_length=64, description="Of who speaks; the chat template may show it.")
-    reasoning_content: str | None = Field(None, description="What an assistant thought before it answered.")
+
+
+class AssistantMessage(Strict):
+    """An earlier answer; beside calls it need not have content."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str = Field("", max_length=64, description="The chat template may show it.")
+    reasoning_content: str | None = Field(None, description="What it thought before it answered.")
     tool_calls: list[MadeCall] | None = Field(None, max_length=128)
-    tool_call_id: CallId | None = Field(None, description="Which call a tool's message answers.")
     refusal: None = None
     audio: None = None
     annotations: Nothing | None = None
     function_call: None = None
+
+
+class ToolMessage(Strict):
+    """What a call gave."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: CallId = Field(description="Which call the message answers.")
+    name: str = Field("", max_length=64, description="Of the function; the chat template may show it.")
+
+
+Message = Annotated[SpeakerMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class InputPart(Strict):
@@ -92,30 +111,29 @@ class ChosenTool(Strict):
 
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 #: OpenAI's newer word for `system`
 _ROLES: Final = {"developer": "system"}
 
 
 def conversation(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
-    """As templates know it. Raises RequestError naming the message that contradicts its role."""
+    """As templates know it. Raises RequestError naming the message that says nothing."""
     return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(messages))
 
 
-def _message(message: Message, name: str) -> ChatMessage:
+def _message(message: SpeakerMessage | AssistantMessage | ToolMessage, name: str) -> ChatMessage:
+    if isinstance(message, ToolMessage):
+        return ChatMessage("tool", _text(message.content), name=message.name, tool_call_id=message.tool_call_id)
+    if isinstance(message, SpeakerMessage):
+        return ChatMessage(_ROLES.get(message.role, message.role), _text(message.content), name=message.name)
     calls = message.tool_calls or []
-    for field, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
-        if getattr(message, field) is not None and message.role != role:
-            raise RequestError(f"{name}.{field} is given and the role is {message.role}", remedy=f"It is for {role}")
-    if message.role == "tool" and message.tool_call_id is None:
-        raise RequestError(f"{name}.tool_call_id is missing", remedy="Name the call that the message answers")
     if message.content is None and not calls:
         raise RequestError(f"{name}.content is missing", remedy="Only a message with tool_calls may lack it")
     return ChatMessage(
-        _ROLES.get(message.role, message.role),
+        "assistant",
         _text(message.content or ""),
         name=message.name,
         tool_calls=tuple(_call(call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)),
-        tool_call_id=message.tool_call_id or "",
         reasoning=message.reasoning_content or "",
     )
 

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 
 from tokloom.sdk import GrammarSpec, SamplingParams
 from tokloom.serve.http.conversations import InputMessage, Message, ToolChoice, ToolDefinition
-from tokloom.serve.http.fields import Ignored, Nothing, Strict, Text, TokenId
+from tokloom.serve.http.fields import Ignored, Nothing, Strict, Text, TokenId, exactly
 
 MAX_SEQUENCES: Final = 128
 MAX_INPUTS: Final = 2048
@@ -169,7 +169,7 @@ class CompletionRequest(Sampling):
     max_tokens: int = Field(16, ge=0, lt=2**31, description="0 computes the prompt only.")
     echo: bool = Field(False, description="Begin the answer with the prompt.")
     logprobs: int | None = Field(None, ge=0, le=20, description="Alternatives to report per token.")
-    best_of: Literal[1] = 1
+    best_of: Annotated[Literal[1], exactly(int)] = 1
     suffix: Literal[""] = ""
 
 
@@ -258,7 +258,7 @@ class ResponseRequest(Strict):
     tool_choice: Literal["none", "auto"] = "none"
     previous_response_id: None = None
     conversation: None = None
-    background: Literal[False] = False
+    background: Annotated[Literal[False], exactly(bool)] = False
     truncation: Literal["disabled"] = "disabled"
     include: Nothing = Field(default_factory=list)
     reasoning: None = None
