@@ -98,7 +98,7 @@ def test_what_is_required_comes_and_fits_its_schema(client: Any, name: str | Non
 def test_a_stream_has_the_same_call(client: Any) -> None:
     options = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
     (whole,) = create(client, **options).choices[0].message.tool_calls
-    calls = []
+    calls: list[Any] = []
     for chunk in create(client, **options, stream=True):
         calls += chunk.choices[0].delta.tool_calls or []
     (call,) = calls
