@@ -128,6 +128,17 @@ def _open_string(text: str) -> bool:
     return False
 
 
+def ended(text: str, at: int, calls: tuple[ToolCall, ...], end: str, final: bool) -> Read:
+    """Calls that reach up to `at`, with the text `end` behind them if it is there or may still come."""
+    if not end:
+        return Calls(calls, at)
+    after = skip_blanks(text, at)
+    rest = text[after : after + len(end)]
+    if rest == end:
+        return Calls(calls, after + len(end))
+    return MORE if not final and end.startswith(rest) else Calls(calls, at)
+
+
 def as_call(value: JSON, arguments: Sequence[str]) -> ToolCall | None:
     """`{"name": …, ARGUMENTS: {…}}` as a call; None for anything else. `arguments`: what the second key may be."""
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str) or not value["name"]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from tokloom.api.formats.calls import MORE, NO_CALL, Calls, More, NoCall, Read, as_call, read_value, skip_blanks
+from tokloom.api.formats.calls import MORE, NO_CALL, Calls, More, NoCall, Read, as_call, ended, read_value, skip_blanks
 from tokloom.api.formats.lark import Lark
 from tokloom.sdk import JSON, Tool, ToolCall
 
@@ -40,11 +40,7 @@ class ObjectCalls:
         call = as_call(value, _ARGUMENTS)
         if call is None:
             return NO_CALL
-        at = skip_blanks(text, at)
-        rest = text[at : at + len(self.end)]
-        if rest == self.end:
-            return Calls((call,), at + len(self.end))
-        return MORE if not final and self.end.startswith(rest) else Calls((call,), at)
+        return ended(text, at, (call,), self.end, final)
 
     def markers(self) -> tuple[str, ...]:
         return self.marker, self.end
@@ -82,13 +78,7 @@ class ListCalls:
         made = tuple(call for call in calls if call is not None)
         if not made or len(made) < len(calls):
             return NO_CALL
-        if not self.end:
-            return Calls(made, at)
-        after = skip_blanks(text, at)
-        rest = text[after : after + len(self.end)]
-        if rest == self.end:
-            return Calls(made, after + len(self.end))
-        return MORE if not final and self.end.startswith(rest) else Calls(made, at)
+        return ended(text, at, made, self.end, final)
 
     def markers(self) -> tuple[str, ...]:
         return self.marker, self.end

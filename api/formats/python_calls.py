@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from tokloom.api.formats.calls import MORE, NO_CALL, Calls, Read, skip_blanks
+from tokloom.api.formats.calls import MORE, NO_CALL, Read, ended, skip_blanks
 from tokloom.api.formats.lark import Lark, parameters
 from tokloom.sdk import JSON, Tool, ToolCall
 
@@ -45,16 +45,7 @@ class PythonCalls:
         calls = _calls(text[start:end])
         if not calls or not (marked or all(call.name in tools for call in calls)):
             return NO_CALL
-        return self._with_end(text, calls, end, final)
-
-    def _with_end(self, text: str, calls: tuple[ToolCall, ...], at: int, final: bool) -> Read:
-        if not self.end:
-            return Calls(calls, at)
-        after = skip_blanks(text, at)
-        rest = text[after : after + len(self.end)]
-        if rest == self.end:
-            return Calls(calls, after + len(self.end))
-        return MORE if not final and self.end.startswith(rest) else Calls(calls, at)
+        return ended(text, end, calls, self.end, final)
 
     def markers(self) -> tuple[str, ...]:
         return self.marker, self.end

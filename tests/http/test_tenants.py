@@ -55,4 +55,4 @@ def test_guesses_of_another_tenants_prompt_look_all_the_same(served: Served, pat
     wrong = ["x" + guess[1:] for guess in right]
     for number, (hit, miss) in enumerate(zip(right, wrong, strict=True)):
         assert cached(served, path, f"guess {number} of {path}", hit) == 0
-        assert cached(served, path, f"guess {number} of {path}", miss) == 0
+        assert cached(served, path, f"other guess {number} of {path}", miss) == 0
