@@ -9,7 +9,8 @@ from tokloom.api.formats.calls import Calls, More, ToolFormat
 from tokloom.api.formats.reasoning import ReasoningFormat
 from tokloom.sdk import Tool, ToolCall
 
-#: characters of what may be a call that are looked at again with every piece; more, only when something closes
+#: characters of what may be a call that are looked at again with every piece. More are looked at when something closes
+#: and they have grown by an eighth, so that the work stays in proportion to the text
 _EAGER = 256
 
 
@@ -44,6 +45,7 @@ class AnswerParser:
             self._phase = "answer"
         self._held = ""
         self._blanks = ""
+        self._looked = 0
         self._fresh = True
         self._after = False
         self.called = False
@@ -147,6 +149,7 @@ class AnswerParser:
         """What begins at `at` may be a call; the blanks between `shown` and it are text if it is none."""
         self._blanks, self._held = self._held[shown:at], self._held[at:]
         self._phase = "call"
+        self._looked = 0
 
     def _show(self, text: str, texts: list[str]) -> None:
         if text:
@@ -155,8 +158,10 @@ class AnswerParser:
 
     def _call(self, new: str, final: bool, texts: list[str], calls: list[ToolCall]) -> bool:
         assert self._format is not None
-        if not final and len(self._held) > _EAGER and not any(mark in new for mark in "}])>"):
+        size = len(self._held)
+        if not final and size > _EAGER and (8 * size < 9 * self._looked or not any(mark in new for mark in "}])>")):
             return False
+        self._looked = size
         found = self._format.read(self._held, self._tools, final)
         if isinstance(found, More) and not final:
             return False

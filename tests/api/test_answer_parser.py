@@ -106,3 +106,31 @@ def test_text_is_shown_as_soon_as_it_cannot_be_a_call() -> None:
     assert taken.push("box>").text == " <toolbox>"
     assert taken.push('<tool_call>{"name": "now"}</tool_call>').calls == (ToolCall("now", {}),)
     assert taken.called
+
+
+@pytest.mark.parametrize("format", TOOL_FORMATS)
+def test_the_work_is_in_proportion_to_the_text(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in characters that formats look at: of a call that does not end, piece by piece."""
+    found = TOOL_FORMATS[format]
+    looked: list[int] = []
+    read = type(found).read
+
+    def counted(self: object, text: str, *rest: object) -> object:
+        looked.append(len(text))
+        return read(self, text, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(found), "read", counted)
+    beginnings = {
+        "qwen3_coder": "<function=weather>",
+        "mistral": 'weather[ARGS]{"a": "',
+        "pythonic": "weather(a='",
+        "lfm2": "[weather(a='",
+    }
+    start = (found.opening or found.marker) + beginnings.get(format, '{"name": "weather", "arguments": "')
+    cut = [start, *[")]}>x"] * 8000]
+    taken = parser(format)
+    for piece in cut:
+        assert not taken.push(piece).calls
+    taken.finish()
+    total = sum(map(len, cut))
+    assert sum(looked) < 20 * total
