@@ -11,6 +11,7 @@ if __name__ != "tokloom.bench":
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "seams": ("tokloom.bench.seams", "What the loop and the plugin seams cost per step."),
     "serve": ("tokloom.bench.serve", "Load on a server that speaks OpenAI's API."),
+    "http": ("tokloom.bench.http", "What HTTP costs: streams through a server against the engine alone."),
     "compare": ("tokloom.bench.compare", "The same workload on Tokloom and on other engines."),
 }
 

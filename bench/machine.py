@@ -26,6 +26,12 @@ def own_seconds(pids: Sequence[int]) -> float:
     return total / _TICKS
 
 
+def main_thread_seconds(pid: int) -> float:
+    """Processor seconds spent by a process's first thread."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
 def peak_memory_mb(pid: int) -> int:
     """Peak resident memory of a process, MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
